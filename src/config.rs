@@ -1,0 +1,1 @@
+//! The configuration: flags, each also an environment variable.

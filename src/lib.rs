@@ -1,0 +1,15 @@
+//! ringcas: a Bazel remote-cache server, one io_uring executor pinned to each core.
+//!
+//! Read `ARCHITECTURE.md` beside this file first. The modules stand in the order in which the bytes travel.
+
+pub mod boot;
+pub mod config;
+pub mod limits;
+pub mod net;
+pub mod percore;
+pub mod pure;
+pub mod rt;
+pub mod service;
+pub mod shard;
+pub mod store;
+pub mod wire;

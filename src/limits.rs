@@ -1,0 +1,20 @@
+//! Every limit of the server, in one place.
+
+/// Bytes of raw content in one frame of a large blob: the unit of checksum, of compression at rest and of a read.
+pub const FRAME_LEN: usize = 256 << 10;
+/// A blob of at most this many raw bytes is one record in a shard's log; a larger one is a list of frames in chunks.
+pub const SMALL_BLOB_LEN_MAX: usize = FRAME_LEN;
+/// The unit in which large blobs take space in a chunk segment, in bytes.
+pub const CHUNK_LEN: usize = 64 << 10;
+/// Alignment of every disk read and write: offset, length and memory, in bytes.
+pub const DISK_ALIGN: usize = 4096;
+/// The largest gRPC message that is accepted, in bytes (BuildGrid and BuildStream send 4 MiB and more).
+pub const GRPC_MESSAGE_LEN_MAX: usize = 16 << 20;
+/// `max_batch_total_size_bytes` as advertised: the gRPC default message limit less room for framing.
+pub const BATCH_TOTAL_SIZE_MAX: usize = (4 << 20) - (64 << 10);
+/// The largest message that is sent: gRPC clients refuse more than 4 MiB by default.
+pub const REPLY_LEN_MAX: usize = (4 << 20) - (4 << 10);
+/// The largest ActionResult that is stored, in bytes, so that it can always be returned.
+pub const ACTION_RESULT_LEN_MAX: usize = 3 << 20;
+/// How long an interrupted upload is kept for its client to come back.
+pub const PARTIAL_UPLOAD_KEEP_MS: u64 = 5 * 60 * 1000;

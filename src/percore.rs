@@ -1,0 +1,1 @@
+//! What one core holds and runs.

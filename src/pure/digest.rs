@@ -1,0 +1,145 @@
+//! The REAPI `Digest`: a SHA-256 and a size, checked once at the border and a plain value from then on.
+
+use std::fmt;
+
+/// A SHA-256 value.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Hash(pub [u8; 32]);
+
+/// SHA-256 of zero bytes.
+pub const EMPTY_HASH: Hash = Hash([
+    0xe3, 0xb0, 0xc4, 0x42, 0x98, 0xfc, 0x1c, 0x14, 0x9a, 0xfb, 0xf4, 0xc8, 0x99, 0x6f, 0xb9, 0x24, 0x27, 0xae, 0x41,
+    0xe4, 0x64, 0x9b, 0x93, 0x4c, 0xa4, 0x95, 0x99, 0x1b, 0x78, 0x52, 0xb8, 0x55,
+]);
+
+/// The digest of the empty blob, which is always present (REAPI: `ContentAddressableStorage`).
+pub const EMPTY: Digest = Digest { hash: EMPTY_HASH, size: 0 };
+
+/// A blob's name: hash and size in bytes. The pair is the name: the right hash with another size is another digest.
+///
+/// Source: `build.bazel.remote.execution.v2.Digest` (hash = 1: 64 lower-case hex digits, size_bytes = 2: int64 >= 0).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Digest {
+    pub hash: Hash,
+    /// Bytes; at most `i64::MAX`.
+    pub size: u64,
+}
+
+/// Why a digest was refused. The texts follow the field's name in an INVALID_ARGUMENT.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum DigestError {
+    #[error("hash must be 64 lower-case hex digits (SHA-256), got {0} bytes")]
+    Length(usize),
+    #[error("hash must be 64 lower-case hex digits (SHA-256), found another character at position {0}")]
+    Character(usize),
+    #[error("size_bytes must not be negative, got {0}")]
+    NegativeSize(i64),
+    #[error("size_bytes is 0, but the hash is not that of the empty blob")]
+    EmptyHash,
+}
+
+impl Hash {
+    /// Parses 64 lower-case hex digits.
+    pub fn from_hex(hex: &[u8]) -> Result<Self, DigestError> {
+        if hex.len() != 64 {
+            return Err(DigestError::Length(hex.len()));
+        }
+        let mut out = [0u8; 32];
+        let mut bad = 0u8;
+        for (byte, pair) in out.iter_mut().zip(hex.as_chunks::<2>().0) {
+            let (high, low) = (NIBBLE[pair[0] as usize], NIBBLE[pair[1] as usize]);
+            bad |= high | low;
+            *byte = high << 4 | (low & 0xf);
+        }
+        if bad & 0xf0 != 0 {
+            let position = hex.iter().position(|&c| NIBBLE[c as usize] > 15).unwrap_or_default();
+            return Err(DigestError::Character(position));
+        }
+        Ok(Self(out))
+    }
+
+    /// The 64 lower-case hex digits.
+    pub fn to_hex(self) -> String {
+        let mut out = String::with_capacity(64);
+        for byte in self.0 {
+            out.push(HEX[(byte >> 4) as usize] as char);
+            out.push(HEX[(byte & 0xf) as usize] as char);
+        }
+        out
+    }
+}
+
+impl Digest {
+    /// Checks a digest as it stands on the wire.
+    pub fn parse(hash: &[u8], size_bytes: i64) -> Result<Self, DigestError> {
+        let size = u64::try_from(size_bytes).map_err(|_| DigestError::NegativeSize(size_bytes))?;
+        let digest = Self { hash: Hash::from_hex(hash)?, size };
+        if size == 0 && digest.hash != EMPTY_HASH {
+            return Err(DigestError::EmptyHash);
+        }
+        Ok(digest)
+    }
+
+    /// True for the empty blob.
+    pub fn is_empty(&self) -> bool {
+        self.size == 0
+    }
+}
+
+impl fmt::Display for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.to_hex())
+    }
+}
+
+impl fmt::Debug for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.to_hex())
+    }
+}
+
+/// `hash/size`, as in resource names and logs.
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.hash, self.size)
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.hash, self.size)
+    }
+}
+
+const HEX: &[u8; 16] = b"0123456789abcdef";
+
+/// Value of each lower-case hex digit; 0xff for every other byte.
+const NIBBLE: [u8; 256] = {
+    let mut table = [0xff; 256];
+    let mut i = 0;
+    while i < 16 {
+        table[HEX[i] as usize] = i as u8;
+        i += 1;
+    }
+    table
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the border lets exactly the REAPI form through. Method: one example for each rule.
+    #[test]
+    fn parses_only_the_canonical_form() {
+        let hex = EMPTY_HASH.to_hex();
+        assert_eq!(Digest::parse(hex.as_bytes(), 0), Ok(EMPTY));
+        assert_eq!(Digest::parse(hex.to_uppercase().as_bytes(), 0), Err(DigestError::Character(0)));
+        assert_eq!(Digest::parse(&hex.as_bytes()[1..], 0), Err(DigestError::Length(63)));
+        assert_eq!(Digest::parse(hex.as_bytes(), -1), Err(DigestError::NegativeSize(-1)));
+        let other = "a".repeat(64);
+        assert_eq!(Digest::parse(other.as_bytes(), 0), Err(DigestError::EmptyHash));
+        assert_eq!(Digest::parse(other.as_bytes(), 7).map(|d| d.to_string()), Ok(format!("{other}/7")));
+        let odd = format!("{}g", &other[1..]);
+        assert_eq!(Hash::from_hex(odd.as_bytes()), Err(DigestError::Character(63)));
+    }
+}

@@ -1,0 +1,12 @@
+//! Logic without I/O, clock, randomness or async: same calls, same answers.
+
+pub mod action_result;
+pub mod batch;
+pub mod digest;
+pub mod eviction;
+pub mod grpc_frame;
+pub mod index;
+pub mod record;
+pub mod resource_name;
+pub mod segment;
+pub mod shard_map;

@@ -1,0 +1,80 @@
+//! Bounded channels and one-shot replies whose two ends may live on different cores.
+
+use futures_channel::{mpsc, oneshot};
+use futures_util::{SinkExt, StreamExt};
+
+/// The other end is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the other end of the channel is gone")]
+pub struct Closed;
+
+/// The sending end of a bounded channel.
+pub struct Sender<T>(mpsc::Sender<T>);
+/// The receiving end of a bounded channel.
+pub struct Receiver<T>(mpsc::Receiver<T>);
+
+/// A channel that holds at most `bound` + 1 messages.
+pub fn bounded<T: Send>(bound: usize) -> (Sender<T>, Receiver<T>) {
+    let (sender, receiver) = mpsc::channel(bound);
+    (Sender(sender), Receiver(receiver))
+}
+
+impl<T> Sender<T> {
+    /// Waits for room. Cancel-safe in that a message is either sent or dropped.
+    pub async fn send(&mut self, message: T) -> Result<(), Closed> {
+        self.0.send(message).await.map_err(|_| Closed)
+    }
+
+    /// Sends when there is room, else gives the message back.
+    pub fn try_send(&mut self, message: T) -> Result<(), T> {
+        self.0.try_send(message).map_err(|refused| refused.into_inner())
+    }
+
+    /// True once the receiver is gone.
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+}
+
+impl<T> Clone for Sender<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T> Receiver<T> {
+    /// The next message; `None` when every sender is gone.
+    pub async fn recv(&mut self) -> Option<T> {
+        self.0.next().await
+    }
+}
+
+/// The side that answers.
+pub struct ReplyTo<T>(oneshot::Sender<T>);
+/// The side that waits for the answer.
+pub struct Reply<T>(oneshot::Receiver<T>);
+
+/// A reply slot for one request.
+pub fn reply<T: Send>() -> (ReplyTo<T>, Reply<T>) {
+    let (sender, receiver) = oneshot::channel();
+    (ReplyTo(sender), Reply(receiver))
+}
+
+impl<T> ReplyTo<T> {
+    /// Answers. A requester that has gone away is no error.
+    pub fn send(self, answer: T) {
+        let _ = self.0.send(answer);
+    }
+
+    /// True once the requester has gone away.
+    pub fn is_abandoned(&self) -> bool {
+        self.0.is_canceled()
+    }
+}
+
+impl<T> Reply<T> {
+    /// The answer; `Closed` when the answering side was dropped without one.
+    pub async fn recv(self) -> Result<T, Closed> {
+        self.0.await.map_err(|_| Closed)
+    }
+}

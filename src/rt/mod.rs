@@ -1,0 +1,41 @@
+//! The only door to the runtime: nobody else names glommio, a clock, a task, a socket, a file or a random word.
+//!
+//! Futures are `!Send` and live on the core that spawned them. What crosses cores is an owned `Send` message.
+
+pub mod channel;
+pub mod cores;
+pub mod file;
+pub mod gate;
+pub mod local;
+pub mod signal;
+pub mod tcp;
+pub mod time;
+
+use std::future::Future;
+
+/// Runs `future` on this core, detached: nobody can cancel it, so it cannot leak half-way (see `gate` to wait for it).
+pub fn spawn(future: impl Future<Output = ()> + 'static) {
+    glommio::spawn_local(future).detach();
+}
+
+/// Runs `work` on this core's blocking pool. `Err` when it panicked.
+pub async fn blocking<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Result<R, WorkPanicked> {
+    glommio::executor()
+        .spawn_blocking(move || std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)))
+        .await
+        .map_err(|_| WorkPanicked)
+}
+
+/// Work on the blocking pool panicked; the panic has been logged by the panic hook.
+#[derive(Debug, thiserror::Error)]
+#[error("a blocking task panicked")]
+pub struct WorkPanicked;
+
+/// A random word from the operating system. For seeds and tokens; logic takes its randomness as an argument.
+pub fn random_u64() -> u64 {
+    let mut bytes = [0u8; 8];
+    // SAFETY: the pointer and length describe `bytes`, which outlives the call.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    assert_eq!(got, 8, "getrandom gave {got} of 8 bytes");
+    u64::from_le_bytes(bytes)
+}

@@ -1,0 +1,69 @@
+//! gRPC statuses, and the one place where store errors become statuses.
+
+use crate::store::StoreError;
+
+/// gRPC status codes. Source: `google.rpc.Code`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Code {
+    Ok = 0,
+    Cancelled = 1,
+    Unknown = 2,
+    InvalidArgument = 3,
+    DeadlineExceeded = 4,
+    NotFound = 5,
+    AlreadyExists = 6,
+    PermissionDenied = 7,
+    ResourceExhausted = 8,
+    FailedPrecondition = 9,
+    Aborted = 10,
+    OutOfRange = 11,
+    Unimplemented = 12,
+    Internal = 13,
+    Unavailable = 14,
+    DataLoss = 15,
+    Unauthenticated = 16,
+}
+
+/// How a call ends when it does not end well (or, for per-item statuses, how an item ends).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{code:?}: {message}")]
+pub struct Status {
+    pub code: Code,
+    /// Names the field and the limit, for a person.
+    pub message: String,
+}
+
+impl Status {
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(Code::InvalidArgument, message)
+    }
+
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(Code::NotFound, message)
+    }
+}
+
+impl From<StoreError> for Status {
+    fn from(error: StoreError) -> Self {
+        let code = match &error {
+            StoreError::HashMismatch { .. }
+            | StoreError::TooShort { .. }
+            | StoreError::TooLong { .. }
+            | StoreError::BadZstd { .. }
+            | StoreError::WriteOffset { .. }
+            | StoreError::BlobTooLarge { .. } => Code::InvalidArgument,
+            StoreError::TakenOver => Code::Aborted,
+            StoreError::NoSpace { .. } | StoreError::Busy { .. } => Code::ResourceExhausted,
+            // Why: to a client damaged bytes are a miss, which makes it produce the blob again.
+            StoreError::Lost { .. } => Code::NotFound,
+            StoreError::Disk(_) => Code::Internal,
+            StoreError::Stopping => Code::Unavailable,
+        };
+        Self::new(code, error.to_string())
+    }
+}

@@ -1,0 +1,177 @@
+//! The store as services see it: one trait, and small decorators over it.
+
+use bytes::Bytes;
+
+use crate::pure::digest::{Digest, Hash};
+use crate::rt::channel::Receiver;
+
+/// How bytes stand on the wire or at rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Encoding {
+    Identity,
+    Zstd,
+}
+
+/// What a reader can take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accept {
+    /// Raw bytes only.
+    Identity,
+    /// A zstd stream only; raw content is wrapped or compressed.
+    Zstd,
+    /// Whatever is cheapest: the form at rest.
+    Any,
+}
+
+/// Which bytes of which blob.
+#[derive(Debug, Clone, Copy)]
+pub struct Get {
+    pub digest: Digest,
+    /// First raw byte wanted; at most the size (the service checks).
+    pub offset: u64,
+    /// Raw bytes wanted at most; `None` for all. Only with `Accept::Identity`.
+    pub limit: Option<u64>,
+    pub accept: Accept,
+}
+
+/// A blob's bytes. Every byte has been checked against its checksum when it gets here.
+pub enum Blob {
+    /// All of what was asked for, at once.
+    Whole { data: Bytes, encoding: Encoding },
+    /// Piece by piece; dropping it ends the read.
+    Stream(BlobStream),
+}
+
+/// Pieces of at most `limits::FRAME_LEN` raw bytes each, in order.
+pub struct BlobStream {
+    pub encoding: Encoding,
+    pub pieces: Receiver<Result<Bytes, StoreError>>,
+}
+
+/// A whole small blob to store: at most `limits::SMALL_BLOB_LEN_MAX` raw bytes declared, all of its body here.
+pub struct Put {
+    pub digest: Digest,
+    pub encoding: Encoding,
+    /// The body as it came, in pieces.
+    pub data: Vec<Bytes>,
+}
+
+/// How a put ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PutOutcome {
+    Stored,
+    AlreadyPresent,
+}
+
+/// The name of an upload session (REAPI: one UUID may be used for several blobs).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct UploadKey {
+    pub instance: Box<str>,
+    pub uuid: Box<str>,
+    pub digest: Digest,
+    pub encoding: Encoding,
+}
+
+/// What `open_upload` found.
+pub enum Opened<U> {
+    AlreadyPresent,
+    Ready(U),
+}
+
+/// Why an upload ends before its client finished it.
+#[derive(Debug)]
+pub enum UploadEnd {
+    /// Somebody else stored the blob meanwhile: answer as for a present blob.
+    AlreadyPresent,
+    Failed(StoreError),
+}
+
+/// One running upload. Dropping it parks what has arrived, for the client to resume.
+#[allow(async_fn_in_trait)] // Why: futures stay on their core; nobody asks for Send.
+pub trait Upload {
+    /// Hands over the next body bytes, in the upload's encoding. Returns when the owner has consumed them, so that the
+    /// caller may return window credit.
+    async fn write(&mut self, data: Vec<Bytes>) -> Result<(), UploadEnd>;
+    /// The client set `finish_write`: verifies and publishes.
+    async fn finish(self) -> Result<PutOutcome, StoreError>;
+}
+
+/// Where an upload stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UploadStatus {
+    /// Raw bytes consumed so far.
+    pub committed: u64,
+    pub complete: bool,
+}
+
+/// An action's key in the cache. `size` is `None` where the protocol does not carry it (HTTP), and then matches any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ActionKey {
+    pub hash: Hash,
+    pub size: Option<u64>,
+}
+
+/// A stored ActionResult, and which version of it this is.
+#[derive(Debug, Clone)]
+pub struct ActionEntry {
+    /// The serialized ActionResult.
+    pub data: Bytes,
+    /// Names this version, for `action_drop`.
+    pub version: u64,
+}
+
+/// What went wrong in the store. A miss is not an error.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    #[error("the data's SHA-256 is {actual}, the digest says {expected}")]
+    HashMismatch { expected: Digest, actual: Hash },
+    #[error("the data ends after {actual} bytes, the digest of {expected} says {}", expected.size)]
+    TooShort { expected: Digest, actual: u64 },
+    #[error("the data is longer than the {} bytes of digest {expected}", expected.size)]
+    TooLong { expected: Digest },
+    #[error("the data of {digest} is not valid zstd: {detail}")]
+    BadZstd { digest: Digest, detail: &'static str },
+    #[error("write_offset is {given}, but {committed} bytes of this upload are committed")]
+    WriteOffset { given: u64, committed: u64 },
+    #[error("the upload was taken over by another stream")]
+    TakenOver,
+    #[error("blob {digest} is larger than the largest that this cache can hold ({max} bytes)")]
+    BlobTooLarge { digest: Digest, max: u64 },
+    #[error("no space in the cache for {bytes} bytes now")]
+    NoSpace { bytes: u64 },
+    #[error("too much is in flight ({what}, limit {limit})")]
+    Busy { what: &'static str, limit: u64 },
+    #[error("blob {digest} was damaged on disk and has been dropped")]
+    Lost { digest: Digest },
+    #[error("disk: {0}")]
+    Disk(String),
+    #[error("the server is shutting down")]
+    Stopping,
+}
+
+/// A content-addressed store with an action cache. Cheap to clone; core-local.
+///
+/// Invariant: digests of size 0 are the empty blob; implementations below `store::empty` never see them.
+
+#[allow(async_fn_in_trait)] // Why: as above.
+pub trait Store: Clone + 'static {
+    type Upload: Upload + 'static;
+
+    /// For each digest whether it is missing, in order. Present blobs count as used.
+    async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError>;
+    /// `None` is a miss.
+    async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError>;
+    /// Verifies and stores a small blob.
+    async fn put(&self, put: Put) -> Result<PutOutcome, StoreError>;
+    /// Starts or resumes an upload at `write_offset` raw bytes. 0 starts anew; else it must be what
+    /// `upload_status` last said.
+    async fn open_upload(&self, key: UploadKey, write_offset: u64) -> Result<Opened<Self::Upload>, StoreError>;
+    /// Where the upload stands; a present blob is complete, an unknown upload is at 0.
+    async fn upload_status(&self, key: UploadKey) -> Result<UploadStatus, StoreError>;
+    /// `None` is a miss.
+    async fn action_get(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError>;
+    /// Stores or replaces.
+    async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError>;
+    /// Drops the entry if it is still this version.
+    async fn action_drop(&self, key: ActionKey, version: u64) -> Result<(), StoreError>;
+}
