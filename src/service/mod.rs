@@ -1,7 +1,8 @@
 //! One file for each gRPC service. Handlers know REAPI and the `Store`, and nothing of sockets or HTTP/2.
 //!
 //! A unary handler takes the request message as `Bytes` and returns the reply message in pieces that follow each
-//! other on the wire, so that payload is never copied through a protobuf encoder.
+//! other on the wire, so that payload is never copied through a protobuf encoder. A server-streaming handler hands its
+//! messages to an `Outgoing`, which makes it wait while the client does not read.
 
 pub mod action_cache;
 pub mod byte_stream;
@@ -17,13 +18,33 @@ use bytes::Bytes;
 
 pub use status::{Code, Status};
 
+use crate::store::Store;
+use crate::store::complete::Complete;
+use health::Health;
+
 /// A reply message: its pieces in wire order.
 pub type Reply = Vec<Bytes>;
 
+/// Where a server-streaming handler sends its messages.
+#[allow(async_fn_in_trait)] // Why: futures stay on their core; nobody asks for Send.
+pub trait Outgoing {
+    /// Hands over one whole message; returns when there is room for the next. An error means that the call is over
+    /// (the client went away): the handler passes it up and stops.
+    async fn send(&mut self, message: Reply) -> Result<(), Status>;
+}
+
 /// What the services of one core share.
 pub struct Services<S> {
-    pub store: S,
+    /// Every store is wrapped: an action whose blobs are gone is a miss, whichever door asks.
+    pub store: Complete<S>,
     pub options: Rc<Options>,
+    pub health: Health,
+}
+
+impl<S: Store> Services<S> {
+    pub fn new(store: S, options: Rc<Options>, health: Health) -> Self {
+        Self { store: Complete::new(store, options.check_actions), options, health }
+    }
 }
 
 /// The settings that the services look at.
@@ -31,10 +52,18 @@ pub struct Services<S> {
 pub struct Options {
     /// AC keys depend on the instance name (`--enable_ac_key_instance_mangling`).
     pub mangle_action_keys: bool,
+    /// An AC hit needs all of its blobs (off: `--disable_grpc_ac_deps_check`).
+    pub check_actions: bool,
     /// The largest blob that is accepted, in raw bytes: advertised as `max_cas_blob_size_bytes`.
     pub max_blob_size: u64,
     /// One log line for each request (`--access_log_level all`).
     pub access_log: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { mangle_action_keys: false, check_actions: true, max_blob_size: i64::MAX as u64, access_log: false }
+    }
 }
 
 /// What a handler knows of its call besides the message.
@@ -46,4 +75,16 @@ pub struct CallContext {
     pub tool_version: String,
     /// The `user-agent` header; empty when not sent.
     pub user_agent: String,
+    /// The caller may read only: it sees `update_enabled = false`, and its writes are refused.
+    pub read_only: bool,
+}
+
+impl CallContext {
+    /// PERMISSION_DENIED for a caller that may only read.
+    pub fn require_write(&self) -> Result<(), Status> {
+        if self.read_only {
+            return Err(Status::new(Code::PermissionDenied, "this client may read from the cache, not write to it"));
+        }
+        Ok(())
+    }
 }

@@ -1,5 +1,9 @@
 //! The store as services see it: one trait, and small decorators over it.
 
+pub mod complete;
+#[cfg(test)]
+pub mod fake;
+
 use bytes::Bytes;
 
 use crate::pure::digest::{Digest, Hash};
@@ -152,7 +156,6 @@ pub enum StoreError {
 /// A content-addressed store with an action cache. Cheap to clone; core-local.
 ///
 /// Invariant: digests of size 0 are the empty blob; implementations below `store::empty` never see them.
-
 #[allow(async_fn_in_trait)] // Why: as above.
 pub trait Store: Clone + 'static {
     type Upload: Upload + 'static;
