@@ -8,6 +8,7 @@ mod deadlines;
 pub mod file;
 pub mod gate;
 mod host;
+pub mod join;
 pub mod local;
 pub mod pulse;
 pub mod signal;
