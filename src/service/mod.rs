@@ -28,9 +28,18 @@ pub type Reply = Vec<Bytes>;
 /// Where a server-streaming handler sends its messages.
 #[allow(async_fn_in_trait)] // Why: futures stay on their core; nobody asks for Send.
 pub trait Outgoing {
-    /// Hands over one whole message; returns when there is room for the next. An error means that the call is over
+    /// Hands over one whole message, after waiting for room. An error means that the call is over
     /// (the client went away): the handler passes it up and stops.
     async fn send(&mut self, message: Reply) -> Result<(), Status>;
+
+    /// Waits until there is room for a message: to be called before the next costly one is made, so that a client
+    /// which does not read costs what it has been sent and nothing more.
+    async fn ready(&mut self) -> Result<(), Status> {
+        Ok(())
+    }
+
+    /// Names what the call is about, for the access log.
+    fn note_resource(&mut self, _name: &str) {}
 }
 
 /// What the services of one core share.
