@@ -32,11 +32,49 @@ pub const DIRECTORY_LEN_MAX: u64 = REPLY_LEN_MAX as u64 - (4 << 10);
 pub const TREE_PAGE_LEN_MAX: u64 = 1 << 20;
 /// How long an interrupted upload is kept for its client to come back.
 pub const PARTIAL_UPLOAD_KEEP_MS: u64 = 5 * 60 * 1000;
-/// HTTP/2 window of one stream by default, in bytes.
-pub const STREAM_WINDOW_DEFAULT: u32 = 256 << 10;
-/// A connection's HTTP/2 window in stream windows.
-pub const CONNECTION_WINDOW_FACTOR: u32 = 16;
 /// The smallest memory limit that leaves room for one connection window on each of a few cores, in bytes.
 pub const MEMORY_LIMIT_MIN: u64 = 64 << 20;
 /// The size of a new cache when none is given, in bytes.
 pub const MAX_SIZE_DEFAULT: u64 = 10 << 30;
+
+/// Streams that one HTTP/2 connection may have open at a time (Bazel uses 100).
+pub const HTTP2_STREAMS_MAX: u32 = 512;
+/// The largest HTTP/2 frame that is accepted, in bytes.
+pub const HTTP2_FRAME_LEN_MAX: u32 = 256 << 10;
+/// The largest header list that is accepted, in bytes as HTTP/2 counts them. RequestMetadata and an auth token fit
+/// several times over.
+pub const HTTP2_HEADER_LIST_LEN_MAX: u32 = 32 << 10;
+/// The window of a stream that is advertised by default, in bytes (`--grpc_initial_window_size`).
+pub const HTTP2_STREAM_WINDOW: u32 = 256 << 10;
+/// How many stream windows a connection window is: what the uploads of one connection can make us hold.
+pub const HTTP2_CONNECTION_WINDOW_STREAMS: u32 = 16;
+/// Bytes of one stream's reply that HTTP/2 holds unsent before its handler has to wait.
+pub const HTTP2_SEND_BUFFER_LEN: usize = 256 << 10;
+/// How long a new connection may take to send the HTTP/2 preface.
+pub const HTTP2_PREFACE_MS: u64 = 10_000;
+/// Streams whose early answer cut off a request body, remembered at a time so that what is in flight for them is
+/// dropped quietly, and for how long. Each costs about 500 bytes.
+pub const HTTP2_RESET_STREAMS_MAX: usize = 2048;
+pub const HTTP2_RESET_STREAM_KEEP_MS: u64 = 10_000;
+/// Streams cancelled before they were looked at, and protocol errors of single streams, that end their connection.
+pub const HTTP2_PENDING_RESETS_MAX: usize = 256;
+pub const HTTP2_STREAM_ERRORS_MAX: usize = 1024;
+/// Bytes that one connection may read before the other tasks of its core have a turn.
+pub const CONNECTION_READ_TURN_LEN: usize = 1 << 20;
+/// Bytes that are asked of a socket at once.
+pub const READ_AHEAD_LEN: usize = 256 << 10;
+/// Bytes of small writes that are gathered before they go to the socket.
+pub const WRITE_GATHER_LEN: usize = 64 << 10;
+/// Connections that may wait in a core's inbox.
+pub const ACCEPT_INBOX_LEN: usize = 256;
+/// Bytes of unary request messages longer than a stream window that one core holds at a time; more wait their turn.
+pub const LARGE_REQUESTS_LEN_MAX: usize = 128 << 20;
+/// The longest `resource_name` that is accepted, in bytes.
+pub const RESOURCE_NAME_LEN_MAX: usize = 4096;
+/// Payload bytes in one ReadResponse at most.
+pub const READ_PIECE_LEN_MAX: usize = 1 << 20;
+
+const _: () = assert!(READ_PIECE_LEN_MAX < REPLY_LEN_MAX && FRAME_LEN <= READ_PIECE_LEN_MAX);
+const _: () = assert!(GRPC_MESSAGE_LEN_MAX <= LARGE_REQUESTS_LEN_MAX);
+/// Connections that the server holds at a time; more are closed at once.
+pub const CONNECTIONS_MAX: usize = 60_000;

@@ -13,3 +13,4 @@ pub mod record;
 pub mod resource_name;
 pub mod segment;
 pub mod shard_map;
+pub mod write_request;
