@@ -6,6 +6,7 @@ pub mod digest;
 pub mod eviction;
 pub mod grpc_frame;
 pub mod index;
+pub mod parking;
 pub mod record;
 pub mod resource_name;
 pub mod segment;

@@ -1,5 +1,7 @@
 //! The store as services see it: one trait, and small decorators over it.
 
+pub mod empty;
+
 use bytes::Bytes;
 
 use crate::pure::digest::{Digest, Hash};
