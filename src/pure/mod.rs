@@ -9,6 +9,7 @@ pub mod find_missing;
 pub mod grpc_frame;
 pub mod index;
 pub mod protobuf;
+pub mod parking;
 pub mod record;
 pub mod resource_name;
 pub mod segment;
