@@ -3,6 +3,7 @@
 
 pub mod codec;
 pub mod disk;
+pub mod geometry;
 pub mod pool;
 pub mod protocol;
 pub mod ram;
