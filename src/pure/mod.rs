@@ -2,6 +2,7 @@
 
 pub mod action_result;
 pub mod batch;
+pub mod chunks;
 pub mod digest;
 pub mod eviction;
 pub mod grpc_frame;
@@ -10,3 +11,4 @@ pub mod record;
 pub mod resource_name;
 pub mod segment;
 pub mod shard_map;
+pub mod superblock;
