@@ -2,6 +2,7 @@
 
 pub mod action_result;
 pub mod batch;
+pub mod chunks;
 pub mod digest;
 pub mod directory;
 pub mod eviction;
@@ -15,3 +16,4 @@ pub mod resource_name;
 pub mod segment;
 pub mod shard_map;
 pub mod write_request;
+pub mod superblock;

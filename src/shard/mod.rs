@@ -4,6 +4,7 @@
 pub mod blob_disk;
 pub mod codec;
 pub mod disk;
+pub mod geometry;
 pub mod pool;
 pub mod protocol;
 pub mod ram;
