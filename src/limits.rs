@@ -76,6 +76,8 @@ pub const READ_PIECE_LEN_MAX: usize = 1 << 20;
 
 const _: () = assert!(READ_PIECE_LEN_MAX < REPLY_LEN_MAX && FRAME_LEN <= READ_PIECE_LEN_MAX);
 const _: () = assert!(GRPC_MESSAGE_LEN_MAX <= LARGE_REQUESTS_LEN_MAX);
+/// The part of the memory limit that streaming zstd decoders may take: one in this many bytes.
+pub const DECODER_MEMORY_PART: u64 = 8;
 /// Connections that the server holds at a time; more are closed at once.
 pub const CONNECTIONS_MAX: usize = 60_000;
 
