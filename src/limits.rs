@@ -8,6 +8,12 @@ pub const SMALL_BLOB_LEN_MAX: usize = FRAME_LEN;
 pub const CHUNK_LEN: usize = 64 << 10;
 /// Alignment of every disk read and write: offset, length and memory, in bytes.
 pub const DISK_ALIGN: usize = 4096;
+/// Spare disk buffers that a core keeps, in bytes.
+pub const DISK_BUF_SPARE_MAX: usize = 8 << 20;
+/// The most that one read takes from a socket ahead of what was asked for, in bytes.
+pub const READ_AHEAD_LEN: usize = 256 << 10;
+/// Read-ahead buffers that the connections of one core hold at a time; further ones read without.
+pub const READ_AHEAD_BUFS_MAX: usize = 32;
 /// The largest gRPC message that is accepted, in bytes (BuildGrid and BuildStream send 4 MiB and more).
 pub const GRPC_MESSAGE_LEN_MAX: usize = 16 << 20;
 /// `max_batch_total_size_bytes` as advertised: the gRPC default message limit less room for framing.
