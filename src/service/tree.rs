@@ -142,6 +142,12 @@ mod tests {
         }
     }
 
+    /// Digests of blobs that are nowhere.
+    fn absent(numbers: std::ops::Range<u32>) -> Vec<Digest> {
+        let hash = |number: u32| Hash(std::array::from_fn(|i| number.to_le_bytes()[i % 4]));
+        numbers.map(|number| Digest { hash: hash(number), size: 1 }).collect()
+    }
+
     fn add(store: &FakeStore, name: &str, below: &[Digest]) -> Digest {
         store.add(directory(name, below).encode_to_vec())
     }
@@ -277,6 +283,10 @@ mod tests {
         assert_eq!(names(&pages(&tested, root, 0, "").expect("valid")), ["root", "b"]);
         let too_long = Digest { size: limits::DIRECTORY_LEN_MAX + 1, ..root };
         assert_eq!(code(pages(&tested, too_long, 0, "")), Code::FailedPrecondition);
+        let many: Vec<_> =
+            (0..7).map(|i| add(&tested.0, &format!("many {i}"), &absent(i * 40_000..(i + 1) * 40_000))).collect();
+        let many = add(&tested.0, "many", &many);
+        assert_eq!(code(pages(&tested, many, 0, "")), Code::FailedPrecondition);
         let empty = pages(&tested, EMPTY, 0, "").expect("the empty Directory");
         assert_eq!(empty, [GetTreeResponse { directories: vec![Directory::default()], ..GetTreeResponse::default() }]);
         let (context, mut out) = (CallContext::default(), Collected::default());
