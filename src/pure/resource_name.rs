@@ -9,7 +9,7 @@
 
 use crate::limits;
 use crate::pure::digest::{Digest, DigestError};
-use crate::store::Encoding;
+use crate::pure::encoding::Encoding;
 
 /// What a `ReadRequest.resource_name` names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -263,7 +263,9 @@ mod tests {
 
         /// Goal: no text makes the parser panic. Method: random segments out of keywords and any characters.
         #[test]
-        fn garbage_never_panics(name in "(/|blobs|uploads|compressed-blobs|zstd|sha256|[0-9a-f]{64}|-?[0-9]{0,20}|.){0,12}") {
+        fn garbage_never_panics(
+            name in "(/|blobs|uploads|compressed-blobs|zstd|sha256|[0-9a-f]{64}|-?[0-9]{0,20}|.){0,12}",
+        ) {
             let _ = (ReadName::parse(&name), WriteName::parse(&name));
         }
     }

@@ -415,10 +415,11 @@ mod tests {
         }
     }
 
-    /// Goal: the answer stays below the limit, what fits is inlined, and trouble or loss of a wanted blob is told apart.
+    /// Goal: the answer stays below the limit, what fits is inlined, and a wanted blob that is gone makes a miss. Method:
+    /// two blobs of which one fits, and a small one that does; then the small one is lost between check and read.
     #[test]
     fn inlining_has_limits() {
-        let tested = testing::services();
+        let mut tested = testing::services();
         let (big, small) = (tested.0.add(vec![1u8; 3 << 20]), tested.0.add("small"));
         let result = ActionResult {
             output_files: vec![file("1", big), file("2", big), file("3", small)],
@@ -433,6 +434,11 @@ mod tests {
         let got = get(&tested, request()).expect("a hit");
         assert!(got.encoded_len() <= limits::REPLY_LEN_MAX);
         assert_eq!(got.output_files.iter().map(|f| f.contents.len()).collect::<Vec<_>>(), [3 << 20, 0, 5]);
+        let options = Options { check_actions: false, ..Options::default() };
+        tested.1 = Services::new(tested.0.clone(), options.into(), tested.1.health.clone());
+        tested.0.remove(small);
+        assert_eq!(code(get(&tested, request())), Code::NotFound);
+        assert!(tested.0.with(|state| state.actions.is_empty()));
     }
 
     /// Goal: an entry that was stored inline elsewhere is sent as hints say: out without, in with. Method: put it under

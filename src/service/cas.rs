@@ -407,8 +407,8 @@ mod tests {
         assert!(statuses[0].message.contains("writes, limit 7"), "{statuses:?}");
     }
 
-    /// Goal: BatchRead gives every form its bytes, small and in pieces, raw and zstd, and NOT_FOUND by item. Method: the
-    /// same digests with and without zstd, on a store that prefers it and one that does not.
+    /// Goal: BatchRead gives every form its bytes, small and in pieces, raw and zstd, and NOT_FOUND by item. Method:
+    /// the same digests with and without zstd, on a store that prefers it and one that does not.
     #[test]
     fn batch_read_returns_every_form() {
         let tested = testing::services();
