@@ -415,8 +415,8 @@ mod tests {
         }
     }
 
-    /// Goal: the answer stays below the limit, what fits is inlined, and a wanted blob that is gone makes a miss. Method:
-    /// two blobs of which one fits, and a small one that does; then the small one is lost between check and read.
+    /// Goal: the answer stays below the limit, what fits is inlined, and a wanted blob that is gone makes a miss.
+    /// Method: two blobs of which one fits, and a small one that does; then the small one is lost unnoticed.
     #[test]
     fn inlining_has_limits() {
         let mut tested = testing::services();
