@@ -30,6 +30,11 @@ pub const REPLY_COPY_LEN_MAX: usize = 1024;
 pub const CHECK_DIGESTS_MAX: usize = 8192;
 /// The largest Tree that the check of an ActionResult reads, in bytes (about 2 million files). A larger one is a miss.
 pub const TREE_LEN_MAX: u64 = 256 << 20;
+/// The longest FileNode or DirectoryNode, in bytes: a scan holds one until it is whole. A name has at most 255 bytes on
+/// most file systems; the rest is room for node properties.
+pub const TREE_NODE_LEN_MAX: usize = 64 << 10;
+/// The longest UUID in a `resource_name`, in bytes; a real one has 36.
+pub const UPLOAD_UUID_LEN_MAX: usize = 128;
 /// Distinct Directories below one root: what a walk remembers, at about 50 bytes each.
 pub const DIRECTORIES_MAX: usize = 1 << 18;
 /// The largest Directory that is walked, in bytes, so that it can be sent in one message.
