@@ -3,11 +3,18 @@
 
 pub mod codec;
 pub mod disk;
+mod engine;
 pub mod geometry;
+mod large;
+mod log;
 pub mod pool;
 pub mod protocol;
 pub mod ram;
+mod reclaim;
 pub mod recover;
 pub mod router;
 pub mod upload;
 pub mod worker;
+
+#[cfg(test)]
+mod disk_tests;
