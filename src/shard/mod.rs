@@ -19,5 +19,3 @@ pub mod session;
 pub mod upload;
 pub mod worker;
 
-#[cfg(test)]
-mod disk_tests;
