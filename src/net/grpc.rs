@@ -246,11 +246,13 @@ async fn finish_or_cut(
 ) -> End {
     let mut work = pin!(AssertUnwindSafe(work).catch_unwind());
     std::future::poll_fn(|context| {
-        if let Poll::Ready(result) = work.as_mut().poll(context) {
-            return Poll::Ready(result.map_or(End::Panicked, End::Finished));
-        }
-        if responder.poll_cut(context).is_ready() {
-            return Poll::Ready(End::Cut);
+        match work.as_mut().poll(context) {
+            Poll::Ready(Ok(Ok(()))) => return Poll::Ready(End::Finished(Ok(()))),
+            // Why looked at before the error: a handler may notice first that its client is gone.
+            _ if responder.poll_cut(context).is_ready() => return Poll::Ready(End::Cut),
+            Poll::Ready(Ok(Err(status))) => return Poll::Ready(End::Finished(Err(status))),
+            Poll::Ready(Err(_)) => return Poll::Ready(End::Panicked),
+            Poll::Pending => {}
         }
         match &mut deadline {
             Some(deadline) => Pin::new(deadline).poll(context).map(|()| End::Late),

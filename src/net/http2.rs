@@ -32,8 +32,7 @@ where
 {
     let _open = Gauge::enter(&server.counters.connections);
     let io = Buffered::new(io, server.buffers.clone());
-    let preface_timeout = Duration::from_millis(limits::HTTP2_PREFACE_MS);
-    let connection = match time::timeout(preface_timeout, handshake(&io, server.settings)).await {
+    let connection = match time::timeout(server.settings.preface_timeout, handshake(&io, server.settings)).await {
         Ok(Ok(connection)) => connection,
         Ok(Err(error)) => return failed(&server, &error),
         Err(time::Elapsed) => return tracing::debug!("a connection sent no HTTP/2 preface in time"),

@@ -12,3 +12,6 @@ pub mod payload;
 pub mod server;
 
 pub use server::{Server, Settings};
+
+#[cfg(test)]
+mod tests;

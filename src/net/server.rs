@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -23,11 +24,16 @@ pub struct Settings {
     /// The window of each stream, in bytes (`--grpc_initial_window_size`); a connection's window is
     /// `limits::HTTP2_CONNECTION_WINDOW_STREAMS` times as large.
     pub stream_window: u32,
+    /// How long a new connection may take to send the HTTP/2 preface.
+    pub preface_timeout: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { stream_window: limits::HTTP2_STREAM_WINDOW }
+        Self {
+            stream_window: limits::HTTP2_STREAM_WINDOW,
+            preface_timeout: Duration::from_millis(limits::HTTP2_PREFACE_MS),
+        }
     }
 }
 
