@@ -17,13 +17,12 @@ use http::{Method, Request, Response, StatusCode};
 
 use super::access_log::AccessLine;
 use super::body::{Body, RequestStream};
-use super::deadline::Deadline;
 use super::payload::Payload;
 use super::server::{Gauge, Server, count};
 use crate::limits;
 use crate::pure::grpc_frame::{self, Part};
 use crate::rt::gate::Gate;
-use crate::rt::time;
+use crate::rt::time::{self, Sleep};
 use crate::service::{
     CallContext, Code, Outgoing, Reply, Services, Status, action_cache, byte_stream, capabilities, cas, health,
     reflection,
@@ -102,7 +101,7 @@ fn dispatch<S: Store>(call: Call<'_, S>) {
             call.unary("ContentAddressableStorage.BatchReadBlobs", cas::batch_read_blobs)
         }
         "/build.bazel.remote.execution.v2.ContentAddressableStorage/GetTree" => {
-            call.server_streaming("ContentAddressableStorage.GetTree", cas::get_tree)
+            call.server_streaming("ContentAddressableStorage.GetTree", crate::service::tree::get_tree)
         }
         "/build.bazel.remote.execution.v2.ContentAddressableStorage/SplitBlob" => {
             call.unary("ContentAddressableStorage.SplitBlob", cas::split_blob)
@@ -201,7 +200,7 @@ impl<S: Store> Call<'_, S> {
         if server.services.options.access_log {
             responder.log_as(method);
         }
-        let deadline = timeout.map(|timeout| server.deadlines.after(timeout));
+        let deadline: Option<Sleep> = timeout.map(|timeout| time::sleep(timeout));
         calls.spawn(async move {
             let _open = Gauge::enter(&server.counters.calls_open);
             count(&server.counters.calls);
@@ -242,7 +241,7 @@ enum End {
 async fn finish_or_cut(
     work: impl Future<Output = Result<(), Status>>,
     responder: &Responder,
-    mut deadline: Option<Deadline>,
+    mut deadline: Option<Sleep>,
 ) -> End {
     let mut work = pin!(AssertUnwindSafe(work).catch_unwind());
     std::future::poll_fn(|context| {

@@ -3,8 +3,7 @@
 pub mod accept;
 pub mod access_log;
 pub mod body;
-pub mod buffered;
-pub mod deadline;
+pub mod gather;
 pub mod grpc;
 pub mod http2;
 pub mod metadata;

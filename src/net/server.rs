@@ -9,8 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::body::RequestMemory;
-use super::buffered::Buffers;
-use super::deadline::Deadlines;
+use super::gather::Buffers;
 use super::http2;
 use crate::limits;
 use crate::rt::gate::Gate;
@@ -24,16 +23,11 @@ pub struct Settings {
     /// The window of each stream, in bytes (`--grpc_initial_window_size`); a connection's window is
     /// `limits::HTTP2_CONNECTION_WINDOW_STREAMS` times as large.
     pub stream_window: u32,
-    /// How long a new connection may take to send the HTTP/2 preface.
-    pub preface_timeout: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self {
-            stream_window: limits::HTTP2_STREAM_WINDOW,
-            preface_timeout: Duration::from_millis(limits::HTTP2_PREFACE_MS),
-        }
+        Self { stream_window: limits::HTTP2_STREAM_WINDOW }
     }
 }
 
@@ -68,7 +62,8 @@ pub struct Counters {
 pub struct Server<S> {
     pub(super) services: Services<S>,
     pub(super) settings: Settings,
-    pub(super) deadlines: Deadlines,
+    /// How long a new connection may take to send the HTTP/2 preface.
+    pub(super) preface_timeout: Cell<Duration>,
     pub(super) buffers: Buffers,
     pub(super) request_memory: RequestMemory,
     pub counters: Counters,
@@ -90,7 +85,7 @@ impl<S: Store> Server<S> {
         Rc::new(Self {
             services,
             settings,
-            deadlines: Deadlines::default(),
+            preface_timeout: Cell::new(Duration::from_millis(limits::HTTP2_PREFACE_MS)),
             buffers: Buffers::default(),
             request_memory: RequestMemory::default(),
             counters: Counters::default(),

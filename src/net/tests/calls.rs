@@ -89,7 +89,7 @@ fn unary_bodies_may_be_cut_anywhere() {
 /// an unknown field in a QueryWriteStatus, with a stream window of 64 KiB; then the core's memory is free again.
 #[test]
 fn unary_messages_may_be_larger_than_the_window() {
-    with_settings(Settings { stream_window: 64 << 10, ..Default::default() }, async |harness| {
+    with_settings(Settings { stream_window: 64 << 10 }, async |harness| {
         let mut client = harness.connect().await;
         let name = write_name(digest_of(b"x"));
         let request = [frame(&ReadRequest { resource_name: name, ..Default::default() })[5..].to_vec(), {
@@ -137,7 +137,6 @@ fn deadlines_end_calls() {
         }
         let answer = client.call_with(READ, &[("grpc-timeout", "soon")], request()).await;
         answer.expect(Code::InvalidArgument, "grpc-timeout");
-        harness.until("no deadline is left", || harness.server.deadlines.len() == 0).await;
     });
 }
 

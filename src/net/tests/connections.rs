@@ -202,7 +202,7 @@ fn many_early_answers_do_not_wear_out_a_connection() {
 /// of 200 KB with a connection window of 1 MiB, each sent but for its last byte; then the last bytes.
 #[test]
 fn half_sent_messages_do_not_block() {
-    with_settings(Settings { stream_window: 64 << 10, ..Default::default() }, async |harness| {
+    with_settings(Settings { stream_window: 64 << 10 }, async |harness| {
         let mut client = harness.connect().await;
         let mut request = frame(&ReadRequest { resource_name: write_name(digest_of(b"x")), ..Default::default() })
             [grpc_frame::PREFIX_LEN..]
@@ -272,8 +272,8 @@ fn aborts() {
 /// Goal: who does not speak HTTP/2 is shown out: by the preface timeout, or at once. Method: silence, and HTTP/1.1.
 #[test]
 fn refuses_other_protocols() {
-    let settings = Settings { preface_timeout: Duration::from_millis(20), ..Default::default() };
-    with_settings(settings, async |harness| {
+    with_server(async |harness| {
+        harness.server.preface_timeout.set(Duration::from_millis(20));
         for hello in [&b""[..], b"GET /status HTTP/1.1\r\nhost: cache\r\n\r\n"] {
             let (mut ours, theirs) = tokio::io::duplex(4096);
             harness.server.serve(theirs, ());
