@@ -4,6 +4,7 @@ pub mod action_result;
 pub mod batch;
 pub mod digest;
 pub mod directory;
+pub mod encoding;
 pub mod eviction;
 pub mod find_missing;
 pub mod grpc_frame;

@@ -10,16 +10,24 @@ pub mod capabilities;
 pub mod cas;
 pub mod health;
 pub mod reflection;
+pub mod reply;
 pub mod status;
+#[cfg(test)]
+mod testing;
+pub mod tree;
 
 use std::rc::Rc;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
+use prost::Message;
 
 pub use status::{Code, Status};
 
+use crate::pure::digest::Digest;
 use crate::store::Store;
 use crate::store::complete::Complete;
+use crate::store::empty::Empty;
+use crate::wire::reapi;
 use health::Health;
 
 /// A reply message: its pieces in wire order.
@@ -44,15 +52,16 @@ pub trait Outgoing {
 
 /// What the services of one core share.
 pub struct Services<S> {
-    /// Every store is wrapped: an action whose blobs are gone is a miss, whichever door asks.
-    pub store: Complete<S>,
+    /// Every store is wrapped, so that the empty blob is always present and an action whose blobs are gone is a miss,
+    /// whichever door asks.
+    pub store: Complete<Empty<S>>,
     pub options: Rc<Options>,
     pub health: Health,
 }
 
 impl<S: Store> Services<S> {
     pub fn new(store: S, options: Rc<Options>, health: Health) -> Self {
-        Self { store: Complete::new(store, options.check_actions), options, health }
+        Self { store: Complete::new(Empty(store), options.check_actions), options, health }
     }
 }
 
@@ -96,4 +105,40 @@ impl CallContext {
         }
         Ok(())
     }
+}
+
+/// The full names of the services here.
+pub const SERVICES: [&str; 7] = [
+    "build.bazel.remote.execution.v2.ActionCache",
+    "build.bazel.remote.execution.v2.Capabilities",
+    "build.bazel.remote.execution.v2.ContentAddressableStorage",
+    "google.bytestream.ByteStream",
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1.ServerReflection",
+    "grpc.reflection.v1alpha.ServerReflection",
+];
+
+/// Reads a request.
+fn decode<M: Message + Default>(request: impl Buf) -> Result<M, Status> {
+    M::decode(request).map_err(|error| Status::invalid(format!("the request is not a valid message: {error}")))
+}
+
+/// Every digest of a request is of one function, which must be the one that is announced.
+fn check_digest_function(value: i32) -> Result<(), Status> {
+    use reapi::digest_function::Value;
+    match Value::try_from(value) {
+        // Why: clients older than API 2.5 leave it out, and the length of the hash tells.
+        Ok(Value::Unknown | Value::Sha256) => Ok(()),
+        Ok(other) => {
+            Err(Status::invalid(format!("digest_function must be SHA256 or unset, got {}", other.as_str_name())))
+        }
+        Err(_) => Err(Status::invalid(format!("digest_function must be SHA256 or unset, got {value}"))),
+    }
+}
+
+/// Reads a digest that must be there; `field` names it in the error.
+fn parse_digest(digest: Option<&reapi::Digest>, field: &str) -> Result<Digest, Status> {
+    let digest = digest.ok_or_else(|| Status::invalid(format!("{field}: must be set")))?;
+    Digest::parse(digest.hash.as_bytes(), digest.size_bytes)
+        .map_err(|error| Status::invalid(format!("{field}: {error}")))
 }
