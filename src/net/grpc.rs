@@ -190,8 +190,11 @@ impl<S: Store> Call<'_, S> {
         self.spawn(method, async move |_, _, _, _| Err(status));
     }
 
-    /// Runs the call in a task of its own. Why generic and not boxed: each kind of call is a task of its own size, so
-    /// that the many small ones do not pay for the few large ones.
+    /// Runs the call in a task of its own, which starts when the connection's turn is over, so that all calls that came
+    /// together are answered together.
+    ///
+    /// Why generic and not boxed: each kind of call is a task of its own size, so that the many small ones do not pay
+    /// for the few large ones.
     fn spawn<W>(self, method: &'static str, work: W)
     where
         W: AsyncFnOnce(Rc<Server<S>>, Responder, Body, HeaderMap) -> Result<(), Status> + 'static,
@@ -204,9 +207,6 @@ impl<S: Store> Call<'_, S> {
         calls.spawn(async move {
             let _open = Gauge::enter(&server.counters.calls_open);
             count(&server.counters.calls);
-            // Why: a new task runs at once, inside the connection's turn. A handler that answers without waiting would
-            // make HTTP/2 flush once for each reply; this way all calls that came together are answered together.
-            time::yield_once().await;
             let work = work(server.clone(), responder.clone(), body, head.headers);
             let end = finish_or_cut(work, &responder, deadline).await;
             match end {
