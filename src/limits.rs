@@ -60,16 +60,18 @@ pub const HTTP2_RESET_STREAM_KEEP_MS: u64 = 10_000;
 /// Streams cancelled before they were looked at, and protocol errors of single streams, that end their connection.
 pub const HTTP2_PENDING_RESETS_MAX: usize = 256;
 pub const HTTP2_STREAM_ERRORS_MAX: usize = 1024;
+/// Bytes that one connection may read before the other tasks of its core have a turn.
+pub const CONNECTION_READ_TURN_LEN: usize = 1 << 20;
 /// Bytes of small writes that are gathered before they go to the socket.
 pub const WRITE_GATHER_LEN: usize = 64 << 10;
 /// Connections that may wait in a core's inbox.
 pub const ACCEPT_INBOX_LEN: usize = 256;
 /// Bytes of unary request messages that one core holds at a time; more are refused.
-pub const REQUESTS_LEN_MAX: usize = 128 << 20;
+pub const LARGE_REQUESTS_LEN_MAX: usize = 128 << 20;
 /// The longest `resource_name` that is accepted, in bytes.
 pub const RESOURCE_NAME_LEN_MAX: usize = 4096;
 /// Payload bytes in one ReadResponse at most.
 pub const READ_PIECE_LEN_MAX: usize = 1 << 20;
 
 const _: () = assert!(READ_PIECE_LEN_MAX < REPLY_LEN_MAX && FRAME_LEN <= READ_PIECE_LEN_MAX);
-const _: () = assert!(GRPC_MESSAGE_LEN_MAX <= REQUESTS_LEN_MAX);
+const _: () = assert!(GRPC_MESSAGE_LEN_MAX <= LARGE_REQUESTS_LEN_MAX);

@@ -108,8 +108,8 @@ impl Body {
 impl RequestMemory {
     fn take(&self, len: usize) -> Result<Room<'_>, Status> {
         let held = self.0.get() + len;
-        if held > limits::REQUESTS_LEN_MAX {
-            let max = limits::REQUESTS_LEN_MAX;
+        if held > limits::LARGE_REQUESTS_LEN_MAX {
+            let max = limits::LARGE_REQUESTS_LEN_MAX;
             let text = format!("requests in flight on this core would take more than the limit of {max} bytes");
             return Err(Status::new(Code::ResourceExhausted, text));
         }
