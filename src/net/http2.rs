@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::gather::Gathered;
 use super::grpc;
 use super::payload::Payload;
-use super::server::{Gauge, Phase, Server, Settings, count};
+use super::server::{Gauge, Phase, PhaseWatch, Server, Settings, count};
 use crate::limits;
 use crate::rt::gate::Gate;
 use crate::rt::time;
@@ -24,13 +24,16 @@ where
 {
     let _open = Gauge::enter(&server.counters.connections);
     let io = Gathered::new(io, server.buffers.clone());
-    let connection = match time::timeout(server.preface_timeout.get(), handshake(&io, server.settings)).await {
-        Ok(Ok(connection)) => connection,
-        Ok(Err(error)) => return failed(&server, &error),
+    let watch = server.watch_phase();
+    let handshake = handshake(&io, server.settings, &watch);
+    let connection = match time::timeout(server.preface_timeout.get(), handshake).await {
+        Ok(Some(Ok(connection))) => connection,
+        Ok(Some(Err(error))) => return failed(&server, &error),
+        Ok(None) => return,
         Err(time::Elapsed) => return tracing::debug!("a connection sent no HTTP/2 preface in time"),
     };
     let calls = Gate::default();
-    if let Err(error) = drive(connection, &io, &server, &calls).await {
+    if let Err(error) = drive(connection, &io, &server, &calls, &watch).await {
         failed(&server, &error);
     }
     // Why: the connection is gone and has told every stream; each call now notices and ends by itself.
@@ -48,11 +51,12 @@ fn failed<S>(server: &Server<S>, error: &h2::Error) {
     }
 }
 
-/// Sends our settings and waits for the client's preface.
+/// Sends our settings and waits for the client's preface. `None` when the server stops meanwhile.
 async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
     io: &Gathered<T>,
     settings: Settings,
-) -> Result<Connection<Gathered<T>, Payload>, h2::Error> {
+    watch: &PhaseWatch,
+) -> Option<Result<Connection<Gathered<T>, Payload>, h2::Error>> {
     let mut handshake = Builder::new()
         .initial_window_size(settings.stream_window)
         .initial_connection_window_size(settings.stream_window * limits::HTTP2_CONNECTION_WINDOW_STREAMS)
@@ -73,7 +77,10 @@ async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
         let result = std::pin::Pin::new(&mut handshake).poll(context);
         // A broken socket shows at the next read.
         let _ = io.poll_send(context);
-        result
+        match result {
+            Poll::Pending if watch.poll_phase(context) > Phase::Serving => Poll::Ready(None),
+            result => result.map(Some),
+        }
     })
     .await
 }
@@ -84,19 +91,19 @@ async fn drive<T, S>(
     io: &Gathered<T>,
     server: &Rc<Server<S>>,
     calls: &Gate,
+    watch: &PhaseWatch,
 ) -> Result<(), h2::Error>
 where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     S: Store,
 {
-    let watch = server.watch_phase();
     let mut told = Phase::Serving;
     // Each poll is a turn: all that has come is read, all calls that came are started, all that they have said is sent.
     std::future::poll_fn(|context| {
-        watch.register(context);
-        if told < server.phase() {
-            told = server.phase();
-            match told {
+        let phase = watch.poll_phase(context);
+        if told < phase {
+            told = phase;
+            match phase {
                 Phase::Serving => {}
                 Phase::Draining => connection.graceful_shutdown(),
                 // Why not `abrupt_shutdown`: it waits for a client that may not read.

@@ -6,8 +6,10 @@ pub mod body;
 pub mod gather;
 pub mod grpc;
 pub mod http2;
+pub mod memory;
 pub mod metadata;
 pub mod payload;
+pub mod responder;
 pub mod server;
 
 pub use server::{Server, Settings};

@@ -1,8 +1,12 @@
 //! The rules of a single call: what is no call, what is a bad one, and how a call ends.
 
 use super::*;
+use std::sync::{Arc, Mutex};
+
 use crate::limits;
 use crate::store::fake::digest_of;
+use crate::wire::health::HealthCheckRequest;
+use crate::wire::reapi::BatchReadBlobsRequest;
 
 /// Goal: what is not gRPC gets an HTTP status, an unknown method UNIMPLEMENTED in trailers only. Method: one request
 /// for each.
@@ -89,7 +93,7 @@ fn unary_bodies_may_be_cut_anywhere() {
 /// an unknown field in a QueryWriteStatus, with a stream window of 64 KiB; then the core's memory is free again.
 #[test]
 fn unary_messages_may_be_larger_than_the_window() {
-    with_settings(Settings { stream_window: 64 << 10 }, async |harness| {
+    with_stream_window(64 << 10, async |harness| {
         let mut client = harness.connect().await;
         let name = write_name(digest_of(b"x"));
         let request = [frame(&ReadRequest { resource_name: name, ..Default::default() })[5..].to_vec(), {
@@ -172,5 +176,85 @@ fn cancellation_frees_everything() {
         in_reply.stream.send_reset(Reason::CANCEL);
         harness.until("it is gone", || open.get() == 0).await;
         assert_eq!(harness.server.counters.calls_cut.get(), 3);
+    });
+}
+
+/// Goal: a reply that its client does not read is accounted for until it does. Method: a BatchRead of 1 MiB with a
+/// window of 1000 bytes, then a cancel.
+#[test]
+fn unread_replies_are_accounted_for() {
+    with_server(async |harness| {
+        let mut client = harness.connect_with(h2::client::Builder::new().initial_window_size(1000)).await;
+        let digest = harness.store.fake.add(bytes(1 << 20));
+        let digests = vec![crate::wire::reapi::Digest { hash: digest.hash.to_hex(), size_bytes: 1 << 20 }];
+        let request = BatchReadBlobsRequest { digests, ..Default::default() };
+        let mut call =
+            client.start("/build.bazel.remote.execution.v2.ContentAddressableStorage/BatchReadBlobs", &[]).await;
+        call.send(frame(&request), true);
+        harness.until("the reply is held", || harness.server.reply_memory.held() > 1 << 20).await;
+        call.stream.send_reset(Reason::CANCEL);
+        harness.until("it is gone", || harness.server.reply_memory.held() == 0).await;
+        assert_eq!(harness.server.request_memory.held(), 0);
+    });
+}
+
+/// Goal: a call without end does not keep a draining server. Method: a health watch, then a drain.
+#[test]
+fn a_drain_ends_watches() {
+    with_server(async |harness| {
+        let mut client = harness.connect().await;
+        let mut call = client.start("/grpc.health.v1.Health/Watch", &[]).await;
+        call.send(frame(&HealthCheckRequest::default()), true);
+        harness.until("it runs", || harness.server.counters.calls_open.get() == 1).await;
+        time::sleep(Duration::from_millis(20)).await;
+        harness.server.drain();
+        let answer = call.answer().await;
+        answer.expect(Code::Unavailable, "shutting down");
+        assert_eq!(answer.messages.len(), 1);
+        drop(client);
+        time::timeout(Duration::from_secs(5), harness.server.drained()).await.unwrap();
+    });
+}
+
+/// Goal: with the access log on, each call is one line that says what it was about. Method: a Read, an unknown method
+/// and a cancelled call, with a subscriber that keeps what is written.
+#[test]
+fn logs_one_line_for_each_call() {
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+    impl std::io::Write for Lines {
+        fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(data);
+            Ok(data.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let options = Options { access_log: true, ..Default::default() };
+    with_options(Settings::default(), options, async |harness| {
+        let mut client = harness.connect().await;
+        let name = read_name(harness.store.fake.add(&b"blob"[..]));
+        client.read(&name, 0, 0).await.expect(Code::Ok, "");
+        client.call("/no.Service/Method", Bytes::new()).await.expect(Code::Unimplemented, "");
+        harness.store.brake(|brake| brake.hold = true);
+        let mut call = client.start(READ, &[]).await;
+        call.send(frame(&ReadRequest { resource_name: name.clone(), ..Default::default() }), true);
+        harness.until("it is in the store", || harness.store.brake(|brake| brake.waiting) == 1).await;
+        call.stream.send_reset(Reason::CANCEL);
+        harness.until("it is gone", || harness.server.counters.calls_open.get() == 0).await;
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(
+            lines[0].contains(&format!("ByteStream.Read {name} Ok in=")) && lines[0].contains(" out=11 "),
+            "{text}"
+        );
+        assert!(lines[1].contains("unknown  Unimplemented"), "{text}");
+        assert!(lines[2].contains(&format!("ByteStream.Read {name} cut")), "{text}");
     });
 }

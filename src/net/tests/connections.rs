@@ -202,7 +202,7 @@ fn many_early_answers_do_not_wear_out_a_connection() {
 /// of 200 KB with a connection window of 1 MiB, each sent but for its last byte; then the last bytes.
 #[test]
 fn half_sent_messages_do_not_block() {
-    with_settings(Settings { stream_window: 64 << 10 }, async |harness| {
+    with_stream_window(64 << 10, async |harness| {
         let mut client = harness.connect().await;
         let mut request = frame(&ReadRequest { resource_name: write_name(digest_of(b"x")), ..Default::default() })
             [grpc_frame::PREFIX_LEN..]

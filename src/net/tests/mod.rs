@@ -61,13 +61,17 @@ struct Answer {
 
 /// Runs `test` with a server, and then checks that nothing of it is left: no open call, no open connection.
 fn with_server(test: impl AsyncFnOnce(&Harness)) {
-    with_settings(Settings::default(), test);
+    with_options(Settings::default(), Options::default(), test);
 }
 
-fn with_settings(settings: Settings, test: impl AsyncFnOnce(&Harness)) {
+fn with_stream_window(stream_window: u32, test: impl AsyncFnOnce(&Harness)) {
+    with_options(Settings { stream_window }, Options::default(), test);
+}
+
+fn with_options(settings: Settings, options: Options, test: impl AsyncFnOnce(&Harness)) {
     block_on(async {
         let store = SlowStore::default();
-        let services = Services::new(store.clone(), Rc::new(Options::default()), Health::new(true));
+        let services = Services::new(store.clone(), Rc::new(options), Health::new(true));
         let harness = Harness { store, server: Server::new(services, settings) };
         let limit = Duration::from_secs(60);
         time::timeout(limit, test(&harness)).await.expect("the test is over in time");
