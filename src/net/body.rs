@@ -70,7 +70,7 @@ impl Body {
 
     fn poll_part(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Part>, Status>> {
         loop {
-            if let Some(part) = self.deframer.next().map_err(frame_status)? {
+            if let Some(part) = self.deframer.next_part().map_err(frame_status)? {
                 return Poll::Ready(Ok(Some(part)));
             }
             match ready!(self.stream.poll_data(context)) {

@@ -209,7 +209,7 @@ impl<S: Store> Call<'_, S> {
         if server.services.options.access_log {
             responder.log_as(method);
         }
-        let deadline: Option<Sleep> = timeout.map(|timeout| time::sleep(timeout));
+        let deadline: Option<Sleep> = timeout.map(time::sleep);
         calls.spawn(async move {
             let _open = Gauge::enter(&server.counters.calls_open);
             count(&server.counters.calls);

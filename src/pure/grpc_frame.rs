@@ -73,14 +73,14 @@ impl Deframer {
         Self { state: PREFIX_START, chunk: Bytes::new(), len_max, has_encoding }
     }
 
-    /// Takes the next chunk of the body. Call `next` until it gives `None` before.
+    /// Takes the next chunk of the body. Call `next_part` until it gives `None` before.
     pub fn feed(&mut self, chunk: Bytes) {
         assert!(self.chunk.is_empty(), "the last chunk has not been used up");
         self.chunk = chunk;
     }
 
     /// The next part; `None` when it needs another chunk.
-    pub fn next(&mut self) -> Result<Option<Part>, FrameError> {
+    pub fn next_part(&mut self) -> Result<Option<Part>, FrameError> {
         match &mut self.state {
             State::Message { left: 0 } => {
                 self.state = PREFIX_START;
@@ -171,7 +171,7 @@ mod tests {
         let mut lens = Vec::new();
         for chunk in chunks {
             deframer.feed(Bytes::copy_from_slice(chunk));
-            while let Some(part) = deframer.next()? {
+            while let Some(part) = deframer.next_part()? {
                 match part {
                     Part::Start { len } => {
                         lens.push(len);

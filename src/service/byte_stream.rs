@@ -409,7 +409,7 @@ impl<'a, I: Incoming> Messages<'a, I> {
             }
             Part::Piece(piece) => {
                 self.scanner.feed(piece);
-                while let Some(field) = self.scanner.next().map_err(scan_status)? {
+                while let Some(field) = self.scanner.next_field().map_err(scan_status)? {
                     self.take_field(field)?;
                 }
                 Ok(())
