@@ -76,8 +76,14 @@ pub const CONNECTION_READ_TURN_LEN: usize = 1 << 20;
 pub const WRITE_GATHER_LEN: usize = 64 << 10;
 /// Connections that may wait in a core's inbox.
 pub const ACCEPT_INBOX_LEN: usize = 256;
-/// Bytes of unary request messages longer than a stream window that one core holds at a time; more wait their turn.
+/// Bytes of unary request messages that one core holds at a time; more are refused.
 pub const LARGE_REQUESTS_LEN_MAX: usize = 128 << 20;
+/// Bytes of unary replies that one core holds at a time, until their clients have read them; more are refused.
+pub const REPLIES_LEN_MAX: usize = 256 << 20;
+/// Bytes of a unary reply that may be left to HTTP/2 when its call ends, whether the client reads or not.
+pub const REPLY_UNREAD_LEN_MAX: usize = 64 << 10;
+/// The largest request of the reflection service, in bytes.
+pub const REFLECTION_REQUEST_LEN_MAX: usize = 64 << 10;
 /// The longest `resource_name` that is accepted, in bytes.
 pub const RESOURCE_NAME_LEN_MAX: usize = 4096;
 /// Payload bytes in one ReadResponse at most.
