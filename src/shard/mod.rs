@@ -4,6 +4,8 @@
 pub mod blob_disk;
 pub mod codec;
 pub mod disk;
+#[cfg(test)]
+pub mod fake_disk;
 pub mod pool;
 pub mod protocol;
 pub mod ram;
@@ -11,5 +13,7 @@ pub mod read;
 pub mod recover;
 pub mod router;
 pub mod session;
+#[cfg(test)]
+mod tests;
 pub mod upload;
 pub mod worker;

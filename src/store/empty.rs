@@ -84,3 +84,53 @@ impl<S: Store> Store for EmptyBlob<S> {
         self.0.action_drop(key, version).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pure::digest::EMPTY;
+    use crate::pure::shard_map::ShardMap;
+    use crate::rt::cores::block_on;
+    use crate::shard::codec::{Codecs, StorageMode};
+    use crate::shard::fake_disk::FakeDisk;
+    use crate::shard::router::{Router, wire};
+    use crate::shard::worker::{Worker, WorkerConfig};
+
+    fn store() -> EmptyBlob<Router<FakeDisk>> {
+        let config = WorkerConfig { mode: StorageMode::Zstd, ram_bytes: 1 << 20, decoder_bytes: 1 << 20 };
+        let port = wire(1).pop().expect("one core");
+        EmptyBlob::new(port.start(Worker::new(FakeDisk::default(), config), ShardMap::new(4, 1)))
+    }
+
+    /// Goal: the empty blob is there for every call, in every form, and others are not touched. Method: each call on a
+    /// store that holds nothing.
+    #[test]
+    fn the_empty_blob_is_always_there() {
+        block_on(async {
+            let store = store();
+            let other = Digest { size: 3, ..EMPTY };
+            let missing = store.find_missing(vec![EMPTY, other, EMPTY]).await;
+            assert_eq!(missing, Ok(vec![false, true, false]));
+            for (accept, form) in [(Accept::Identity, Encoding::Identity), (Accept::Zstd, Encoding::Zstd)] {
+                let get = Get { digest: EMPTY, offset: 0, limit: None, accept };
+                let Ok(Some(Blob::Whole { data, encoding })) = store.get(get).await else { panic!("{accept:?}") };
+                assert_eq!(encoding, form);
+                if form == Encoding::Zstd {
+                    let raw = Codecs::new(StorageMode::Zstd, 0).decode(&data, 0);
+                    assert_eq!(raw, Ok(Vec::new()));
+                } else {
+                    assert!(data.is_empty());
+                }
+            }
+            let put = |data: &'static [u8], encoding| {
+                store.put(Put { digest: EMPTY, encoding, data: vec![Bytes::from_static(data)] })
+            };
+            assert_eq!(put(b"", Encoding::Identity).await, Ok(PutOutcome::AlreadyPresent));
+            assert_eq!(put(&EMPTY_FRAME, Encoding::Zstd).await, Ok(PutOutcome::AlreadyPresent));
+            assert_eq!(put(b"x", Encoding::Identity).await, Err(StoreError::TooLong { expected: EMPTY }));
+            let key = UploadKey { instance: "".into(), uuid: "u".into(), digest: EMPTY, encoding: Encoding::Identity };
+            assert!(matches!(store.open_upload(key.clone(), 0).await, Ok(Opened::AlreadyPresent)));
+            assert_eq!(store.upload_status(key).await, Ok(UploadStatus { committed: 0, complete: true }));
+        });
+    }
+}
