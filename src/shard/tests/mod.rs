@@ -64,6 +64,12 @@ impl SplitMix64 {
         content.into()
     }
 
+    /// Bytes that do not compress.
+    fn noise(&mut self, len: usize) -> Bytes {
+        let words = std::iter::repeat_with(|| self.next().to_le_bytes());
+        words.take(len.div_ceil(8)).flatten().take(len).collect()
+    }
+
     /// `data` cut at random places, `pieces` at most.
     fn cut(&mut self, data: &Bytes, pieces: u64) -> Vec<Bytes> {
         let mut rest = data.clone();
