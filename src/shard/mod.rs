@@ -1,11 +1,12 @@
 //! The owner's side of the key space: shards with their index, their log on disk, their uploads; and the router that
 //! brings requests to them.
 
+#[cfg(test)]
+pub mod fake_disk;
+
 pub mod blob_disk;
 pub mod codec;
 pub mod disk;
-#[cfg(test)]
-pub mod fake_disk;
 pub mod pool;
 pub mod protocol;
 pub mod ram;
