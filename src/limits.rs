@@ -124,8 +124,9 @@ pub const DECODER_POOLED_LEN_MAX: usize = 3 << 20;
 pub const PRESSURE_LIGHT_US: u32 = 5_000;
 /// Above this queueing delay of a core, in microseconds, blobs are stored raw.
 pub const PRESSURE_HEAVY_US: u32 = 20_000;
-/// A write of an upload that is at most this long may run ahead of the owner's acknowledgement, one at a time.
-pub const UPLOAD_AHEAD_LEN_MAX: usize = 64 << 10;
+/// Body bytes of an upload that travel together to its owner. At most three times as much may be on its way or gathered
+/// when a write returns, and so beyond the stream's window.
+pub const UPLOAD_MESSAGE_LEN: usize = 64 << 10;
 /// Interrupted uploads that a core keeps.
 pub const PARKED_UPLOADS_MAX: usize = 256;
 /// Memory that a core's interrupted uploads hold, in bytes.
