@@ -182,8 +182,8 @@ fn two_hundred_thousand_round_trips() {
     assert_eq!(cores.wait(), Ok(()));
 }
 
-/// Goal: 16 executors start on few loaded CPUs, 50 times, with none stuck. glommio alone hangs in most of them: see
-/// `rt::pulse`.
+/// Goal: 16 executors start on few loaded CPUs, 50 times, with none stuck (see `rt::pulse`, whose own test provokes what
+/// happens here by chance).
 /// Method: threads that spin keep the CPUs busy; each start must answer a message from each core in time.
 #[test]
 fn fifty_starts_under_load() {
