@@ -545,7 +545,9 @@ async fn grave_loop(core: Weak<Core>, wake: Event) {
         let ticket = core_now.next_grave();
         drop(core_now);
         match ticket {
-            Some(ticket) => drop(rt::time::race(ticket.wait(), woken).await),
+            Some(ticket) => {
+                rt::time::race(ticket.wait(), woken).await;
+            }
             None => woken.await,
         }
     }
