@@ -1,0 +1,40 @@
+"""Fixtures of the client tests. Each test file opens with its goal and method."""
+
+import pathlib
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "support"), str(HERE / "bazel")]
+
+from reapi import Client  # noqa: E402
+from server import Server  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A server with default settings for all tests of a file: they must use contents of their own."""
+    with Server() as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    with Client(server.address) as connected:
+        yield connected
+
+
+@pytest.fixture
+def fresh():
+    """Starts servers of the test's own: `fresh(max_size="0.5")`. They end with the test."""
+    started = []
+
+    def start(**flags):
+        server = Server(**flags)
+        started.append(server)
+        return server.start()
+
+    yield start
+    for server in started:
+        server.close()
