@@ -74,7 +74,7 @@ class Server:
         command = [str(BINARY), "--dir", str(self.directory)]
         for name, value in self.flags.items():
             if value is not None:
-                command += [f"--{name}", str(value)]
+                command.append(f"--{name}={value}")
         # Why: variables of the machine must not change what is tested.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGCAS_")}
         with open(self.log_path, "wb") as log:
