@@ -16,6 +16,7 @@ from server import Server, scratch
 
 BAZEL = shutil.which("bazel")
 RUN_S = 300
+OUTPUTS = (".txt", ".bin", ".joined")
 PROCESSES = re.compile(r"INFO: (\d+) process(?:es)?: (.*)\.")
 
 
@@ -57,16 +58,13 @@ class Bazel:
         return {name: int(count) for count, name in re.findall(r"(\d+) ([a-z][a-z -]*)", match.group(2))}
 
     def outputs(self) -> dict[str, str]:
-        """SHA-256 of every output file by its path."""
+        """SHA-256 of every file that an action made, by its path."""
         root = (self.source / "bazel-bin").resolve()
         found = {}
-        for directory, _, names in os.walk(root):
-            for name in names:
-                path = pathlib.Path(directory, name)
-                if path.is_file() and "runfiles" not in path.as_posix() and path.suffix in (".txt", ".bin", ".joined"):
-                    found[str(path.relative_to(root))] = hashlib.sha256(path.read_bytes()).hexdigest()
-                elif path.is_file() and ".dir" in path.as_posix():
-                    found[str(path.relative_to(root))] = hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in root.rglob("*"):
+            name = path.relative_to(root).as_posix()
+            if path.is_file() and ".runfiles" not in name and (".dir/" in name or path.suffix in OUTPUTS):
+                found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         return found
 
     def stop(self) -> None:
