@@ -18,3 +18,11 @@ pub const REPLY_LEN_MAX: usize = (4 << 20) - (4 << 10);
 pub const ACTION_RESULT_LEN_MAX: usize = 3 << 20;
 /// How long an interrupted upload is kept for its client to come back.
 pub const PARTIAL_UPLOAD_KEEP_MS: u64 = 5 * 60 * 1000;
+/// HTTP/2 window of one stream by default, in bytes.
+pub const STREAM_WINDOW_DEFAULT: u32 = 256 << 10;
+/// A connection's HTTP/2 window in stream windows.
+pub const CONNECTION_WINDOW_FACTOR: u32 = 16;
+/// The smallest memory limit that leaves room for one connection window on each of a few cores, in bytes.
+pub const MEMORY_LIMIT_MIN: u64 = 64 << 20;
+/// The size of a new cache when none is given, in bytes.
+pub const MAX_SIZE_DEFAULT: u64 = 10 << 30;
