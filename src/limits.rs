@@ -16,6 +16,20 @@ pub const BATCH_TOTAL_SIZE_MAX: usize = (4 << 20) - (64 << 10);
 pub const REPLY_LEN_MAX: usize = (4 << 20) - (4 << 10);
 /// The largest ActionResult that is stored, in bytes, so that it can always be returned.
 pub const ACTION_RESULT_LEN_MAX: usize = 3 << 20;
+/// Items of one batch call, or Directories of one walk, that are worked on at a time.
+pub const BATCH_CONCURRENCY: usize = 16;
+/// Payload of at most this many bytes is copied beside its protobuf header: cheaper than one more piece to send.
+pub const REPLY_COPY_LEN_MAX: usize = 1024;
+/// Digests that the check of an ActionResult gathers before it asks whether they are present.
+pub const CHECK_DIGESTS_MAX: usize = 8192;
+/// The largest Tree that the check of an ActionResult reads, in bytes (about 2 million files). A larger one is a miss.
+pub const TREE_LEN_MAX: u64 = 256 << 20;
+/// Distinct Directories below one root: what a walk remembers, at about 50 bytes each.
+pub const DIRECTORIES_MAX: usize = 1 << 18;
+/// The largest Directory that is walked, in bytes, so that it can be sent in one message.
+pub const DIRECTORY_LEN_MAX: u64 = REPLY_LEN_MAX as u64 - (4 << 10);
+/// Bytes of Directories in one GetTreeResponse, unless a single one is larger; also what a walk reads ahead.
+pub const TREE_PAGE_LEN_MAX: u64 = 1 << 20;
 /// How long an interrupted upload is kept for its client to come back.
 pub const PARTIAL_UPLOAD_KEEP_MS: u64 = 5 * 60 * 1000;
 /// HTTP/2 window of one stream by default, in bytes.

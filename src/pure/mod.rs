@@ -3,9 +3,12 @@
 pub mod action_result;
 pub mod batch;
 pub mod digest;
+pub mod directory;
 pub mod eviction;
+pub mod find_missing;
 pub mod grpc_frame;
 pub mod index;
+pub mod protobuf;
 pub mod record;
 pub mod resource_name;
 pub mod segment;

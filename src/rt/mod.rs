@@ -6,6 +6,7 @@ pub mod channel;
 pub mod cores;
 pub mod file;
 pub mod gate;
+pub mod join;
 pub mod local;
 pub mod signal;
 pub mod tcp;
