@@ -8,7 +8,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, ConfigError, Flags};
 use crate::net::accept;
-use crate::percore::{self, FirstCore, Kit, Quiet};
+use crate::percore::{self, Barrier, FirstCore, Kit};
 use crate::rt::cores::{self, CoreDied, StartError};
 use crate::rt::signal::{self, Shutdown};
 use crate::rt::{self};
@@ -72,7 +72,7 @@ fn serve(flags: Flags) -> Result<(), Failure> {
     let (pool, ports) = pool::wire(&volume, count);
     let routers = router::wire(count);
     let (targets, inboxes) = accept::inboxes(count, limits::CONNECTIONS_MAX);
-    let quiet = Quiet::new(count);
+    let (quiet, closed) = (Barrier::new(count), Barrier::new(count));
     let mut first = Some(FirstCore { pool, listener: grpc, targets });
     let mut parts = ports.into_iter().zip(routers).zip(inboxes);
     let running = cores::launch(&config.cores, &shutdown, |core| {
@@ -87,6 +87,7 @@ fn serve(flags: Flags) -> Result<(), Failure> {
             first: first.take(),
             shutdown: shutdown.clone(),
             quiet: quiet.clone(),
+            closed: closed.clone(),
         };
         move || percore::run(kit)
     })?;

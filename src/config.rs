@@ -43,7 +43,7 @@ pub struct Flags {
     #[arg(long, env = "RINGCAS_ACK", default_value = "buffered")]
     ack: Ack,
     /// HTTP/2 window of each stream in bytes; a connection's is 16 times this. It never grows.
-    #[arg(long, env = "RINGCAS_GRPC_INITIAL_WINDOW_SIZE", default_value_t = limits::STREAM_WINDOW_DEFAULT,
+    #[arg(long, env = "RINGCAS_GRPC_INITIAL_WINDOW_SIZE", default_value_t = limits::HTTP2_STREAM_WINDOW,
           value_parser = clap::value_parser!(u32).range(65_535..=16 << 20))]
     grpc_initial_window_size: u32,
     /// The largest blob that clients may upload, in bytes. Default: what the cache can hold.

@@ -1,6 +1,8 @@
 //! What one core holds and runs: its disk, its worker, its services, its connections.
 
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::config::Config;
@@ -29,8 +31,10 @@ pub struct Kit {
     /// Core 0 only: what exists once for the whole process.
     pub first: Option<FirstCore>,
     pub shutdown: Shutdown,
-    /// Tells the other cores that this one answers no more calls of its own clients.
-    pub quiet: Quiet,
+    /// Passed when no core serves clients any more: from then on no peer asks this core's worker for anything.
+    pub quiet: Barrier,
+    /// Passed when every core has closed its disk: from then on nobody needs the segment pool.
+    pub closed: Barrier,
 }
 
 /// What core 0 runs for all.
@@ -40,12 +44,30 @@ pub struct FirstCore {
     pub targets: Targets,
 }
 
-/// Counts down to the moment when no core serves clients, so that no worker closes its disk while a peer still asks.
-pub type Quiet = rt::signal::Countdown;
+/// A point that every core passes only when all have come to it. Clones are the same barrier.
+#[derive(Clone)]
+pub struct Barrier {
+    missing: Arc<AtomicUsize>,
+    passed: Shutdown,
+}
+
+impl Barrier {
+    pub fn new(cores: usize) -> Self {
+        Self { missing: Arc::new(AtomicUsize::new(cores)), passed: Shutdown::new() }
+    }
+
+    /// Comes to the barrier, and waits for the others. Each core calls it once.
+    async fn pass(&self) {
+        if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.passed.trigger();
+        }
+        self.passed.wait().await;
+    }
+}
 
 /// The main task of one core: starts everything, serves, and takes everything down in the reverse order.
 pub async fn run(kit: Kit) {
-    let Kit { core, config, volume, port, router, inbox, first, shutdown, quiet } = kit;
+    let Kit { core, config, volume, port, router, inbox, first, shutdown, quiet, closed } = kit;
     let cores = config.cores.len();
     let load = first.as_ref().map(|first| first.targets.load());
     let mut accepting = None;
@@ -88,9 +110,9 @@ pub async fn run(kit: Kit) {
         server.abort();
         let _ = rt::time::timeout(CUT_TIME, server.drained()).await;
     }
-    quiet.arrive_and_wait().await;
+    quiet.pass().await;
     disk.shutdown().await;
-    quiet.arrive_and_wait().await;
+    closed.pass().await;
 }
 
 /// How long connections may take to notice that they have been cut.

@@ -2,6 +2,7 @@
 
 pub mod action_result;
 pub mod batch;
+pub mod chunks;
 pub mod digest;
 pub mod directory;
 pub mod eviction;
@@ -9,7 +10,10 @@ pub mod find_missing;
 pub mod grpc_frame;
 pub mod index;
 pub mod protobuf;
+pub mod parking;
 pub mod record;
 pub mod resource_name;
 pub mod segment;
 pub mod shard_map;
+pub mod write_request;
+pub mod superblock;

@@ -42,6 +42,18 @@ pub fn free_space(path: &Path) -> io::Result<u64> {
     Ok(stat.f_bavail * stat.f_frsize)
 }
 
+/// Makes the existing file `path` `len` bytes long, allocated on the device. Blocks: for start-up only.
+pub fn grow_preallocated(path: &Path, len: u64) -> io::Result<()> {
+    use std::os::fd::AsRawFd;
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path)?;
+    let len = libc::off_t::try_from(len).map_err(io::Error::other)?;
+    // SAFETY: the descriptor belongs to `file`, which outlives the call.
+    match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len) } {
+        0 => file.sync_all(),
+        code => Err(io::Error::from_raw_os_error(code)),
+    }
+}
+
 impl DiskBuf {
     /// A buffer of `len` bytes, a multiple of `DISK_ALIGN`. Its content is unspecified.
     pub fn new(len: usize) -> Self {
