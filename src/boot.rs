@@ -54,7 +54,9 @@ pub fn main() -> ExitCode {
 
 fn serve(flags: Flags) -> Result<(), Failure> {
     let config = flags.resolve()?;
-    cores::raise_descriptor_limit();
+    if let Err(error) = cores::raise_descriptor_limit() {
+        tracing::warn!("the limit of open files stays as it is: {error}");
+    }
     let shutdown = Shutdown::new();
     signal::trigger_on_signals(&shutdown).map_err(Failure::Signals)?;
     let volume = geometry::open(&DiskConfig {
@@ -102,13 +104,13 @@ fn announce(config: &Config, volume: &Volume, grpc: &TcpListener) {
         "ringcas {} on {} cores, {} shards",
         env!("CARGO_PKG_VERSION"),
         config.cores.len(),
-        volume.shard_count(),
+        volume.shards(),
     );
     tracing::info!(
         "cache in {}: {:.3} GiB in segments of {} MiB, storage mode {:?}, acknowledged when {:?}",
         config.dir.display(),
-        volume.size_on_disk() as f64 / (1u64 << 30) as f64,
-        volume.segment_len() >> 20,
+        volume.allocated_bytes() as f64 / (1u64 << 30) as f64,
+        volume.layout().segment_len >> 20,
         config.storage_mode,
         config.ack,
     );

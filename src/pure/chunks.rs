@@ -49,6 +49,11 @@ impl Chunks {
         empty
     }
 
+    /// Takes an empty segment out unless it is closed: then whoever is emptying it will.
+    pub fn remove_if_idle(&mut self, segment: u32) -> bool {
+        !self.segments.get(&segment).is_none_or(|entry| entry.closed) && self.remove_empty(segment)
+    }
+
     pub fn contains(&self, segment: u32) -> bool {
         self.segments.contains_key(&segment)
     }
@@ -59,6 +64,11 @@ impl Chunks {
 
     pub fn segment_count(&self) -> usize {
         self.segments.len()
+    }
+
+    /// Chunks that could be taken now.
+    pub fn free(&self) -> u32 {
+        self.open.iter().map(|&segment| self.per_segment - self.taken(segment)).sum()
     }
 
     /// Chunks taken in `segment`.
@@ -237,7 +247,12 @@ mod tests {
         assert_eq!(chunks.take(4, Some(19)), Some(Run { first: 19, count: 4 }));
         assert_eq!(chunks.take(40, Some(15)), Some(Run { first: 23, count: 7 }));
         assert_eq!(chunks.take(1, Some(30)), None);
-        for run in [Run { first: 14, count: 1 }, Run { first: 29, count: 2 }, Run { first: 15, count: 0 }, Run { first: 29, count: u32::MAX }] {
+        for run in [
+            Run { first: 14, count: 1 },
+            Run { first: 29, count: 2 },
+            Run { first: 15, count: 0 },
+            Run { first: 29, count: u32::MAX },
+        ] {
             assert!(!chunks.claim(run));
         }
     }

@@ -21,6 +21,8 @@
 //! The payload follows at once. Why position and generation are in the checksum: nothing that a client can upload, and no
 //! stale copy, can be taken for a record.
 
+use std::hash::Hasher as _;
+
 use super::digest::Hash;
 use twox_hash::xxhash3_64::Hasher;
 
@@ -101,6 +103,13 @@ impl Checksums {
     /// Of payload: bound to nothing but the directory.
     pub fn payload(&self, bytes: &[u8]) -> u64 {
         Hasher::oneshot_with_seed(self.key, bytes)
+    }
+
+    /// Of payload in pieces.
+    pub fn payload_of_pieces(&self, pieces: &[&[u8]]) -> u64 {
+        let mut hasher = Hasher::with_seed(self.key);
+        pieces.iter().for_each(|piece| hasher.write(piece));
+        hasher.finish()
     }
 
     /// Of headers and footers: bound to where they stand.
@@ -264,7 +273,10 @@ impl Commit {
             return None;
         }
         let (runs, frames) = rest.split_at(runs * RUN_LEN);
-        Some(Self { runs: runs.chunks_exact(RUN_LEN).map(get_run).collect(), frames: frames.chunks_exact(FRAME_ENTRY_LEN).map(get_frame).collect() })
+        Some(Self {
+            runs: runs.chunks_exact(RUN_LEN).map(get_run).collect(),
+            frames: frames.chunks_exact(FRAME_ENTRY_LEN).map(get_frame).collect(),
+        })
     }
 
     /// Bytes of the stored stream.
@@ -361,7 +373,15 @@ mod tests {
     fn a_payload_is_checked() {
         let sums = Checksums { key: 5 };
         let key = Key { kind: Kind::Cas, hash: Hash([3; 32]), size: 5 };
-        let header = Header { kind: RecordKind::Small, key, codec: Codec::Raw, pieces: false, raw_len: 5, stored_len: 5, payload_sum: sums.payload(b"hello") };
+        let header = Header {
+            kind: RecordKind::Small,
+            key,
+            codec: Codec::Raw,
+            pieces: false,
+            raw_len: 5,
+            stored_len: 5,
+            payload_sum: sums.payload(b"hello"),
+        };
         let mut bytes = header.encode(&sums, Place { position: 64, generation: 1 }).to_vec();
         bytes.extend(b"hello");
         assert_eq!(header.payload(&bytes, &sums), Some(&b"hello"[..]));
