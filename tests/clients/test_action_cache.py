@@ -37,7 +37,7 @@ def test_round_trip_of_every_field(client):
         output_directory_symlinks=[{"path": "ds", "target": "t"}],
         output_directories=[{"path": "d", "tree_digest": tree_digest, "is_topologically_sorted": True}],
         exit_code=3,
-        stdout_raw=b"out",
+        stdout_digest=log,
         stderr_digest=log,
         execution_metadata={"worker": "w", "queued_timestamp": {"seconds": 5}},
     )
@@ -54,22 +54,39 @@ def test_update_replaces(client):
         assert client.get_action(key).exit_code == code
 
 
-def test_unknown_fields_are_kept(client):
-    # A newer client's fields come back: field 1000, a varint.
-    key = action()
-    stored = result(exit_code=1).SerializeToString() + b"\xc0\x3e\x07"
-    request = message("UpdateActionResultRequest")(action_digest=key).SerializeToString()
-    request += b"\x1a" + bytes([len(stored)]) + stored
-    path = "/build.bazel.remote.execution.v2.ActionCache/"
-    client.unary(path + "UpdateActionResult", request, "ActionResult")
-    assert client.unary(path + "GetActionResult", message("GetActionResultRequest")(action_digest=key), None) == stored
-
-
 def test_an_action_that_nobody_uploaded_is_fine(client):
     # moon's action blob is JSON; HTTP clients upload none. The server looks at results only.
     key = action()
-    client.update_action(key, result(exit_code=0, stdout_raw=b"x"))
-    assert client.get_action(key).stdout_raw == b"x"
+    client.update_action(key, result(exit_code=4))
+    assert client.get_action(key).exit_code == 4
+
+
+def test_inline_contents_become_blobs(client):
+    # What stands inline in an upload is a blob from then on, and comes inline only to those who ask for it.
+    out, err, file = (unique(40).bytes() for _ in range(3))
+    key = action()
+    given = result(
+        stdout_raw=out,
+        stderr_raw=err,
+        output_files=[{"path": "p", "digest": digest_of(file), "contents": file}],
+    )
+    stored = client.update_action(key, given)
+    assert stored.stdout_digest == digest_of(out) and stored.stderr_digest == digest_of(err)
+    assert client.find_missing([digest_of(out), digest_of(err), digest_of(file)]) == []
+    plain = client.get_action(key)
+    assert plain.stdout_digest == digest_of(out) and not plain.stdout_raw and not plain.output_files[0].contents
+    hinted = client.get_action(key, inline_stdout=True, inline_stderr=True, inline_output_files=["p"])
+    assert (hinted.stdout_raw, hinted.stderr_raw, hinted.output_files[0].contents) == (out, err, file)
+
+
+def test_inline_contents_must_fit_their_digest(client):
+    for given in (
+        result(stdout_raw=b"one", stdout_digest=digest_of(b"another")),
+        result(stderr_raw=b"one", stderr_digest=digest_of(b"another")),
+        result(output_files=[{"path": "p", "digest": digest_of(b"another"), "contents": b"one"}]),
+    ):
+        with fails(Code.INVALID_ARGUMENT):
+            client.update_action(action(), given)
 
 
 # Completeness
@@ -154,17 +171,6 @@ def test_the_empty_blob_counts_as_there(client):
     empty = message("Digest")(hash=EMPTY_HASH, size_bytes=0)
     client.update_action(key, result(output_files=[{"path": "e", "digest": empty}], stdout_digest=empty))
     assert client.get_action(key).output_files[0].digest == empty
-
-
-def test_inlined_contents_stand_for_their_blob_or_are_kept_in_the_store(client):
-    # A client that fills `contents` on upload: later the blob is there, or the answer carries it.
-    blob = unique(40).bytes()
-    key = action()
-    client.put(blob)
-    client.update_action(key, result(output_files=[{"path": "p", "digest": digest_of(blob), "contents": blob}]))
-    found = client.get_action(key).output_files[0]
-    assert found.digest == digest_of(blob)
-    assert found.contents in (b"", blob)
 
 
 # Inlining

@@ -18,6 +18,8 @@ SCRATCH = pathlib.Path(os.environ.get("RINGCAS_TEST_SCRATCH", ROOT / "target" / 
 START_S = 60
 STOP_S = 60
 LISTENING = re.compile(r"listening\b.*\bgrpc=(?:\[[^\]]+\]|[^\s:]+):(\d+)")
+# Servers that have been made and not closed: a failing test shows their logs.
+running: set["Server"] = set()
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -47,6 +49,7 @@ class Server:
         self.process: subprocess.Popen | None = None
         self.port = 0
         self.starts = 0
+        running.add(self)
 
     def __enter__(self):
         return self.start()
@@ -133,6 +136,7 @@ class Server:
 
     def close(self) -> None:
         self.kill()
+        running.discard(self)
         shutil.rmtree(self.home, ignore_errors=True)
 
     def rss(self) -> int:
