@@ -1,0 +1,151 @@
+"""Goal: a signal ends the server cleanly: what is in flight is finished, what is new is refused, and it does end.
+Method: calls are held open while signals are sent; exit codes and times are taken."""
+
+import queue
+import signal
+import time
+
+import grpc
+import pytest
+
+from content import unique
+from peer import Peer
+from reapi import BYTE_STREAM, CAPABILITIES, Client, blob_name, message, upload_name, write_requests
+from streams import check_read
+from wait import until
+
+MIB = 1 << 20
+
+
+def held_upload(client, content, pieces: int):
+    """An upload that has sent `pieces` MiB and waits for the test. Returns its queue and its future."""
+    held: queue.Queue = queue.Queue()
+    requests = list(write_requests(upload_name(content.hash, content.size), content.chunks()))
+    for request in requests[:pieces]:
+        held.put(request)
+    encode = message("google.bytestream.WriteRequest").SerializeToString
+    decode = message("google.bytestream.WriteResponse").FromString
+    call = client.channel.stream_unary(f"{BYTE_STREAM}/Write", encode, decode)
+    future = call.future(iter(held.get, None), timeout=40)
+    with Client(client.address) as asker:
+        until(lambda: asker.write_status(requests[0].resource_name).committed_size >= MIB, "the upload has begun")
+
+    def finish():
+        for request in requests[pieces:]:
+            held.put(request)
+        held.put(None)
+
+    return finish, future
+
+
+def refused(address: str) -> bool:
+    with Client(address) as client:
+        try:
+            client.capabilities(timeout=1)
+            return False
+        except grpc.RpcError:
+            return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_is_in_flight_is_finished(fresh, number):
+    server = fresh()
+    content, read = unique(6 * MIB), unique(50 * MIB)
+    with Client(server.address) as client:
+        client.write(upload_name(read.hash, read.size), read.chunks())
+        finish, upload = held_upload(client, content, 3)
+        reading = client.read_call(blob_name(read.hash, read.size))
+        got = next(reading).data
+        server.signal(number)
+        until(lambda: refused(server.address), "new connections are refused")
+        assert server.process.poll() is None
+        got += b"".join(reply.data for reply in reading)
+        assert got == read.bytes()
+        finish()
+        assert upload.result(timeout=20).committed_size == content.size
+    assert server.wait(20) == 0
+    server.start()
+    with Client(server.address) as client:
+        check_read(client, blob_name(content.hash, content.size), content)
+        check_read(client, blob_name(read.hash, read.size), read)
+
+
+def test_goaway_comes_first(fresh):
+    server = fresh()
+    with Peer(server.port) as peer:
+        stream = peer.call(f"{BYTE_STREAM}/Write")
+        assert peer.ping()
+        server.signal(signal.SIGTERM)
+        assert peer.pump(lambda: peer.goaways), "no GOAWAY"
+        assert peer.goaways[0][0] == 0, "GOAWAY must say NO_ERROR"
+        # The stream that was open goes on: it gets its own answer, here to a broken message.
+        peer.socket.settimeout(5)
+        assert server.process.poll() is None
+        del stream
+    assert server.wait(20) == 0
+
+
+def test_an_idle_server_ends_at_once(fresh):
+    server = fresh()
+    with Peer(server.port) as peer:
+        assert peer.unary(f"{CAPABILITIES}/GetCapabilities", b"").grpc_status == 0
+        started = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+        assert time.monotonic() - started < 5
+
+
+def test_the_wait_is_bounded(fresh):
+    server = fresh(shutdown_timeout="2")
+    with Client(server.address) as client:
+        _, upload = held_upload(client, unique(6 * MIB), 3)
+        started = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+        assert 1.5 < time.monotonic() - started < 10
+        with pytest.raises(grpc.RpcError):
+            upload.result(timeout=20)
+
+
+@pytest.mark.parametrize("first, second", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGINT)])
+def test_a_second_signal_ends_it_at_once(fresh, first, second):
+    server = fresh()
+    with Client(server.address) as client:
+        held_upload(client, unique(6 * MIB), 3)
+        server.signal(first)
+        until(lambda: refused(server.address), "draining")
+        started = time.monotonic()
+        server.signal(second)
+        server.wait(10)
+        assert time.monotonic() - started < 2
+
+
+def test_a_signal_during_load(fresh):
+    # 32 small uploads at a time until the server says no: each that was answered OK is there afterwards.
+    server = fresh(ack="flushed")
+    acknowledged = []
+    with Client(server.address) as client:
+        encode = message("google.bytestream.WriteRequest").SerializeToString
+        decode = message("google.bytestream.WriteResponse").FromString
+        call = client.channel.stream_unary(f"{BYTE_STREAM}/Write", encode, decode)
+        for wave in range(200):
+            contents = [unique(3000) for _ in range(32)]
+            futures = []
+            for content in contents:
+                requests = write_requests(upload_name(content.hash, content.size), content.chunks())
+                futures.append(call.future(requests, timeout=10))
+            if wave == 20:
+                server.signal(signal.SIGTERM)
+            failures = 0
+            for content, future in zip(contents, futures):
+                if future.exception(timeout=20) is None:
+                    acknowledged.append(content)
+                else:
+                    failures += 1
+            if failures:
+                break
+    assert server.wait(20) == 0
+    server.start()
+    with Client(server.address) as client:
+        assert client.find_missing([message("Digest")(hash=each.hash, size_bytes=each.size) for each in acknowledged]) == []
+    assert len(acknowledged) >= 20 * 32

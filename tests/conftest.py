@@ -1,0 +1,53 @@
+"""Fixtures of the client tests. Each test file opens with its goal and method."""
+
+import pathlib
+import re
+import sys
+
+import pytest
+
+# The server's line for a request that ended as requests do.
+ACCESS = re.compile(r" in=\d+ out=\d+ ")
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "support"), str(HERE / "bazel")]
+
+from reapi import Client  # noqa: E402
+from server import Server, running  # noqa: E402
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Adds the ends of the servers' logs to the report of a failure, without lines of single requests."""
+    report = (yield).get_result()
+    if report.failed:
+        for server in list(running):
+            lines = [line for line in server.log.splitlines() if not ACCESS.search(line)]
+            report.sections.append((f"log of the server on port {server.port}", "\n".join(lines[-25:])))
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A server with default settings for all tests of a file: they must use contents of their own."""
+    with Server() as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    with Client(server.address) as connected:
+        yield connected
+
+
+@pytest.fixture
+def fresh():
+    """Starts servers of the test's own: `fresh(max_size="0.5")`. They end with the test."""
+    started = []
+
+    def start(**flags):
+        server = Server(**flags)
+        started.append(server)
+        return server.start()
+
+    yield start
+    for server in started:
+        server.close()
