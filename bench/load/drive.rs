@@ -220,3 +220,56 @@ fn show_progress(name: &'static str, repeat: u32, count: u64, shared: Rc<Shared>
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::peer::{Mood, Peer};
+
+    /// Runs `load <words> --address <peer>` in this thread.
+    fn drive(peer: &Rc<Peer>, words: &str) -> Result<u64, RunError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        tokio::task::LocalSet::new().block_on(&runtime, async {
+            let address = peer.start().await;
+            let own = format!("load {words} --address {address} --connections 2 --streams 3 --quiet --seed 42");
+            run(Rc::new(Flags::parse_from(own.split_ascii_whitespace()))).await
+        })
+    }
+
+    /// Goal: every scenario's calls are what a REAPI server understands, and its answers are checked to the byte.
+    /// Method: a server in memory that takes them apart; several chunks to a blob, windows smaller than a blob.
+    #[test]
+    fn every_scenario_runs_against_a_good_server() {
+        for (words, calls) in [
+            ("write --count 40 --size 70000", 40),
+            ("write --count 40 --size 0", 40),
+            ("read --count 40 --size 70000 --blobs 5 --window 65535", 45),
+            ("read --count 40 --size 70000 --blobs 5 --zstd --repeat 3", 125),
+            ("find-missing --count 40 --digests-per-call 9 --blobs 5", 45),
+            ("action-cache --count 40 --blobs 5", 85),
+            ("batch --count 10 --blobs 30 --digests-per-call 20", 50),
+            ("mix --count 40 --blobs 5", 45),
+            ("write --duration 0.2 --count 10 --instance some/where --prepare-max 100", 10),
+        ] {
+            let peer = Rc::new(Peer::default());
+            assert_eq!(drive(&peer, words).expect(words), 0, "{words}");
+            assert_eq!(peer.calls.get(), calls, "{words}");
+        }
+    }
+
+    /// Goal: what a server does wrong is counted, not passed over. Method: one server for each fault.
+    #[test]
+    fn faults_are_errors() {
+        let peer = Rc::new(Peer::default());
+        peer.mood.set(Mood::Refuses);
+        assert_eq!(drive(&peer, "write --count 20").expect("runs"), 20);
+        assert!(matches!(drive(&peer, "read --count 20"), Err(RunError::Fill(text)) if text.contains("no room")));
+        peer.mood.set(Mood::Corrupts);
+        assert_eq!(drive(&peer, "read --count 20 --blobs 5").expect("runs"), 20);
+        peer.mood.set(Mood::HangsUp);
+        assert!(drive(&peer, "write --count 20").expect("ends") > 0);
+        assert!(matches!(drive(&peer, "write --server-pid 4294967295"), Err(RunError::NoServer(_))));
+    }
+}

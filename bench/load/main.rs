@@ -6,6 +6,8 @@ mod client;
 mod drive;
 mod measure;
 mod payload;
+#[cfg(test)]
+mod peer;
 mod report;
 mod scenario;
 mod wire;
