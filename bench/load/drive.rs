@@ -38,6 +38,9 @@ pub async fn run(flags: Rc<Flags>) -> Result<u64, RunError> {
         connection: u32::try_from(flags.window * 16).unwrap_or(u32::MAX).clamp(65_535, i32::MAX as u32),
         frame: u32::try_from(flags.frame).unwrap_or(u32::MAX).clamp(16_384, (1 << 24) - 1),
     };
+    if let Some(pid) = flags.server_pid {
+        Process::read(pid).ok_or(RunError::NoServer(pid))?;
+    }
     let mut connections = Vec::new();
     for _ in 0..flags.connections {
         let connection = Connection::open(&flags.address, windows).await.map_err(|e| RunError::Connect(e.text))?;
