@@ -1,6 +1,126 @@
 //! From the command line to running cores, and back to an exit code.
 
+use std::net::{SocketAddr, TcpListener};
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{Config, ConfigError, Flags};
+use crate::net::accept;
+use crate::percore::{self, Barrier, FirstCore, Kit};
+use crate::rt::cores::{self, CoreDied, StartError};
+use crate::rt::signal::{self, Shutdown};
+use crate::rt::{self};
+use crate::shard::disk::DiskConfig;
+use crate::shard::geometry::{self, OpenError, Volume};
+use crate::shard::{pool, router};
+use crate::limits;
+
+/// Why the server did not start, or did not go on.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error("{setting} {address}: {source}. Free the address, or give another one")]
+    Bind { setting: &'static str, address: SocketAddr, source: std::io::Error },
+    #[error(transparent)]
+    Start(#[from] StartError),
+    #[error("cannot watch for SIGTERM and SIGINT: {0}")]
+    Signals(std::io::Error),
+    #[error("{0}: the process ends, because what that core owned cannot be reached")]
+    CoreDied(#[from] CoreDied),
+}
+
 /// Runs the server until it is told to stop.
-pub fn main() -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
+pub fn main() -> ExitCode {
+    let flags = Flags::parse();
+    let filter = EnvFilter::try_from_env("RINGCAS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    cores::log_panics();
+    match serve(flags) {
+        Ok(()) => {
+            tracing::info!("stopped");
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            tracing::error!("{failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(flags: Flags) -> Result<(), Failure> {
+    let config = flags.resolve()?;
+    cores::raise_descriptor_limit();
+    let shutdown = Shutdown::new();
+    signal::trigger_on_signals(&shutdown).map_err(Failure::Signals)?;
+    let volume = geometry::open(&DiskConfig {
+        dir: config.dir.clone(),
+        max_size_bytes: config.max_size,
+        ack: config.ack.into(),
+    })?;
+    let grpc = rt::tcp::bind(config.grpc_address).map_err(|source| Failure::Bind {
+        setting: "--grpc_address",
+        address: config.grpc_address,
+        source,
+    })?;
+    announce(&config, &volume, &grpc);
+    let count = config.cores.len();
+    let (pool, ports) = pool::wire(&volume, count);
+    let routers = router::wire(count);
+    let (targets, inboxes) = accept::inboxes(count, limits::CONNECTIONS_MAX);
+    let (quiet, closed) = (Barrier::new(count), Barrier::new(count));
+    let mut first = Some(FirstCore { pool, listener: grpc, targets });
+    let mut parts = ports.into_iter().zip(routers).zip(inboxes);
+    let running = cores::launch(&config.cores, &shutdown, |core| {
+        let ((port, router), inbox) = parts.next().expect("one part for each core");
+        let kit = Kit {
+            core,
+            config: config.clone(),
+            volume: volume.clone(),
+            port,
+            router,
+            inbox,
+            first: first.take(),
+            shutdown: shutdown.clone(),
+            quiet: quiet.clone(),
+            closed: closed.clone(),
+        };
+        move || percore::run(kit)
+    })?;
+    running.wait()?;
+    Ok(())
+}
+
+/// The start-up lines: what runs where, with which limits.
+fn announce(config: &Config, volume: &Volume, grpc: &TcpListener) {
+    let address = grpc.local_addr().unwrap_or(config.grpc_address);
+    tracing::info!(
+        "ringcas {} on {} cores, {} shards",
+        env!("CARGO_PKG_VERSION"),
+        config.cores.len(),
+        volume.shard_count(),
+    );
+    tracing::info!(
+        "cache in {}: {:.3} GiB in segments of {} MiB, storage mode {:?}, acknowledged when {:?}",
+        config.dir.display(),
+        volume.size_on_disk() as f64 / (1u64 << 30) as f64,
+        volume.segment_len() >> 20,
+        config.storage_mode,
+        config.ack,
+    );
+    tracing::info!(
+        "memory limit {} MiB, of which {} MiB for hot records; windows: {} KiB a stream, {} KiB a connection",
+        config.memory_limit >> 20,
+        config.ram_cache >> 20,
+        config.stream_window >> 10,
+        (config.stream_window as u64 * limits::HTTP2_CONNECTION_WINDOW_STREAMS as u64) >> 10,
+    );
+    if address.ip().is_unspecified() {
+        tracing::warn!("anyone who reaches {address} can read and write this cache: there is no access control yet");
+    }
+    tracing::info!("listening: grpc={address}");
 }

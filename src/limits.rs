@@ -16,5 +16,106 @@ pub const BATCH_TOTAL_SIZE_MAX: usize = (4 << 20) - (64 << 10);
 pub const REPLY_LEN_MAX: usize = (4 << 20) - (4 << 10);
 /// The largest ActionResult that is stored, in bytes, so that it can always be returned.
 pub const ACTION_RESULT_LEN_MAX: usize = 3 << 20;
+/// Items of one batch call, or Directories of one walk, that are worked on at a time.
+pub const BATCH_CONCURRENCY: usize = 16;
+/// Payload of at most this many bytes is copied beside its protobuf header: cheaper than one more piece to send.
+pub const REPLY_COPY_LEN_MAX: usize = 1024;
+/// Digests that the check of an ActionResult gathers before it asks whether they are present.
+pub const CHECK_DIGESTS_MAX: usize = 8192;
+/// The largest Tree that the check of an ActionResult reads, in bytes (about 2 million files). A larger one is a miss.
+pub const TREE_LEN_MAX: u64 = 256 << 20;
+/// Distinct Directories below one root: what a walk remembers, at about 50 bytes each.
+pub const DIRECTORIES_MAX: usize = 1 << 18;
+/// The largest Directory that is walked, in bytes, so that it can be sent in one message.
+pub const DIRECTORY_LEN_MAX: u64 = REPLY_LEN_MAX as u64 - (4 << 10);
+/// Bytes of Directories in one GetTreeResponse, unless a single one is larger; also what a walk reads ahead.
+pub const TREE_PAGE_LEN_MAX: u64 = 1 << 20;
 /// How long an interrupted upload is kept for its client to come back.
 pub const PARTIAL_UPLOAD_KEEP_MS: u64 = 5 * 60 * 1000;
+/// The smallest memory limit that leaves room for one connection window on each of a few cores, in bytes.
+pub const MEMORY_LIMIT_MIN: u64 = 64 << 20;
+/// The size of a new cache when none is given, in bytes.
+pub const MAX_SIZE_DEFAULT: u64 = 10 << 30;
+
+/// Streams that one HTTP/2 connection may have open at a time (Bazel uses 100).
+pub const HTTP2_STREAMS_MAX: u32 = 512;
+/// The largest HTTP/2 frame that is accepted, in bytes.
+pub const HTTP2_FRAME_LEN_MAX: u32 = 256 << 10;
+/// The largest header list that is accepted, in bytes as HTTP/2 counts them. RequestMetadata and an auth token fit
+/// several times over.
+pub const HTTP2_HEADER_LIST_LEN_MAX: u32 = 32 << 10;
+/// The window of a stream that is advertised by default, in bytes (`--grpc_initial_window_size`).
+pub const HTTP2_STREAM_WINDOW: u32 = 256 << 10;
+/// How many stream windows a connection window is: what the uploads of one connection can make us hold.
+pub const HTTP2_CONNECTION_WINDOW_STREAMS: u32 = 16;
+/// Bytes of one stream's reply that HTTP/2 holds unsent before its handler has to wait.
+pub const HTTP2_SEND_BUFFER_LEN: usize = 256 << 10;
+/// How long a new connection may take to send the HTTP/2 preface.
+pub const HTTP2_PREFACE_MS: u64 = 10_000;
+/// Streams whose early answer cut off a request body, remembered at a time so that what is in flight for them is
+/// dropped quietly, and for how long. Each costs about 500 bytes.
+pub const HTTP2_RESET_STREAMS_MAX: usize = 2048;
+pub const HTTP2_RESET_STREAM_KEEP_MS: u64 = 10_000;
+/// Streams cancelled before they were looked at, and protocol errors of single streams, that end their connection.
+pub const HTTP2_PENDING_RESETS_MAX: usize = 256;
+pub const HTTP2_STREAM_ERRORS_MAX: usize = 1024;
+/// Bytes that one connection may read before the other tasks of its core have a turn.
+pub const CONNECTION_READ_TURN_LEN: usize = 1 << 20;
+/// Bytes that are asked of a socket at once.
+pub const READ_AHEAD_LEN: usize = 256 << 10;
+/// Bytes of small writes that are gathered before they go to the socket.
+pub const WRITE_GATHER_LEN: usize = 64 << 10;
+/// Connections that may wait in a core's inbox.
+pub const ACCEPT_INBOX_LEN: usize = 256;
+/// Bytes of unary request messages longer than a stream window that one core holds at a time; more wait their turn.
+pub const LARGE_REQUESTS_LEN_MAX: usize = 128 << 20;
+/// The longest `resource_name` that is accepted, in bytes.
+pub const RESOURCE_NAME_LEN_MAX: usize = 4096;
+/// Payload bytes in one ReadResponse at most.
+pub const READ_PIECE_LEN_MAX: usize = 1 << 20;
+
+const _: () = assert!(READ_PIECE_LEN_MAX < REPLY_LEN_MAX && FRAME_LEN <= READ_PIECE_LEN_MAX);
+const _: () = assert!(GRPC_MESSAGE_LEN_MAX <= LARGE_REQUESTS_LEN_MAX);
+/// Connections that the server holds at a time; more are closed at once.
+pub const CONNECTIONS_MAX: usize = 60_000;
+
+// One core's shard worker.
+
+/// Requests from other cores that wait for a core, besides one for each sender. Why: 1024 deep a message costs 0.3 us, 16
+/// deep 4 us, as every one wakes somebody.
+pub const ROUTER_QUEUE_LEN: usize = 1024;
+/// Requests from other cores that a core works on at once; more wait in its queue.
+pub const ROUTER_REQUESTS_MAX: usize = 1024;
+/// Bytes hashed (or their worth of other work) between two turns of the reactor: about 190 us of SHA-256.
+pub const WORK_SLICE_LEN: usize = 256 << 10;
+/// Digests looked up between two turns of the reactor: about 250 us.
+pub const FIND_MISSING_SLICE: usize = 2048;
+/// Payload of the largest record that the RAM tier holds, in bytes. Why: a hit saves one disk read, 7 us whatever the size,
+/// so that RAM is best spent on many small records.
+pub const RAM_RECORD_LEN_MAX: usize = 64 << 10;
+/// Blobs below this many raw bytes are not compressed at rest. Why: a try costs 10 us, and records take space in steps of
+/// 64 bytes.
+pub const COMPRESS_LEN_MIN: usize = 512;
+/// Largest window of a zstd upload, as a power of two: 8 MiB. Why: RFC 8878 (3.1.1.1.2) asks every decoder for 8 MiB and
+/// tells encoders not to need more; each open decoder may hold that much.
+pub const ZSTD_WINDOW_LOG_MAX: u32 = 23;
+/// Idle streaming decoders that a core keeps for the next upload.
+pub const DECODERS_POOLED_MAX: usize = 8;
+/// A streaming decoder that holds more than this many bytes is not kept.
+pub const DECODER_POOLED_LEN_MAX: usize = 3 << 20;
+/// Above this queueing delay of a core, in microseconds, compression falls to its lowest effort.
+pub const PRESSURE_LIGHT_US: u32 = 5_000;
+/// Above this queueing delay of a core, in microseconds, blobs are stored raw.
+pub const PRESSURE_HEAVY_US: u32 = 20_000;
+/// A write of an upload that is at most this long may run ahead of the owner's acknowledgement, one at a time.
+pub const UPLOAD_AHEAD_LEN_MAX: usize = 64 << 10;
+/// Interrupted uploads that a core keeps.
+pub const PARKED_UPLOADS_MAX: usize = 256;
+/// Memory that a core's interrupted uploads hold, in bytes.
+pub const PARKED_MEMORY_MAX: usize = 16 << 20;
+/// Disk space that a core's interrupted uploads hold, in raw bytes.
+pub const PARKED_DISK_MAX: u64 = 1 << 30;
+
+const _: () = assert!(PARKED_MEMORY_MAX > 2 * FRAME_LEN && SMALL_BLOB_LEN_MAX == FRAME_LEN);
+/// Frames of a large blob that one disk read brings at most: a stream holds these and one piece besides.
+pub const READ_AHEAD_FRAMES: usize = 2;

@@ -1,1 +1,119 @@
-//! What one core holds and runs.
+//! What one core holds and runs: its disk, its worker, its services, its connections.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::config::Config;
+use crate::net::accept::{self, Inbox, Targets};
+use crate::net::{Server, Settings};
+use crate::rt;
+use crate::rt::signal::Shutdown;
+use crate::rt::tcp::Listener;
+use crate::service::health::Health;
+use crate::service::{Options, Services};
+use crate::shard::disk::Disk;
+use crate::shard::geometry::Volume;
+use crate::shard::pool::{PoolMain, PoolPort};
+use crate::shard::router::RouterPort;
+use crate::shard::worker::{self, Worker};
+use crate::store::empty::Empty;
+
+/// All that a core is given before its thread starts.
+pub struct Kit {
+    pub core: usize,
+    pub config: Config,
+    pub volume: Volume,
+    pub port: PoolPort,
+    pub router: RouterPort,
+    pub inbox: Inbox,
+    /// Core 0 only: what exists once for the whole process.
+    pub first: Option<FirstCore>,
+    pub shutdown: Shutdown,
+    /// Passed when no core serves clients any more: from then on no peer asks this core's worker for anything.
+    pub quiet: Barrier,
+    /// Passed when every core has closed its disk: from then on nobody needs the segment pool.
+    pub closed: Barrier,
+}
+
+/// What core 0 runs for all.
+pub struct FirstCore {
+    pub pool: PoolMain,
+    pub listener: std::net::TcpListener,
+    pub targets: Targets,
+}
+
+/// A point that every core passes only when all have come to it. Clones are the same barrier.
+#[derive(Clone)]
+pub struct Barrier {
+    missing: Arc<AtomicUsize>,
+    passed: Shutdown,
+}
+
+impl Barrier {
+    pub fn new(cores: usize) -> Self {
+        Self { missing: Arc::new(AtomicUsize::new(cores)), passed: Shutdown::new() }
+    }
+
+    /// Comes to the barrier, and waits for the others. Each core calls it once.
+    async fn pass(&self) {
+        if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.passed.trigger();
+        }
+        self.passed.wait().await;
+    }
+}
+
+/// The main task of one core: starts everything, serves, and takes everything down in the reverse order.
+pub async fn run(kit: Kit) {
+    let Kit { core, config, volume, port, router, inbox, first, shutdown, quiet, closed } = kit;
+    let cores = config.cores.len();
+    let load = first.as_ref().map(|first| first.targets.load());
+    let mut accepting = None;
+    if let Some(FirstCore { pool, listener, targets }) = first {
+        rt::spawn(pool.run());
+        accepting = Some((listener, targets));
+    }
+    let disk = match Disk::open(volume, core, cores, port).await {
+        Ok(disk) => disk,
+        Err(error) => panic!("core {core} cannot open the data files: {error}"),
+    };
+    let options = Options {
+        mangle_action_keys: config.mangle_action_keys,
+        max_blob_size: config.max_blob_size.min(disk.max_blob_len()),
+        access_log: config.access_log,
+        ..Options::default()
+    };
+    let settings = worker::Settings {
+        storage_mode: config.storage_mode.into(),
+        ram_cache_bytes: usize::try_from(config.ram_cache / cores as u64).unwrap_or(usize::MAX),
+    };
+    let router = router.start(Worker::new(disk.clone(), settings));
+    let health = Health::new(true);
+    let services = Services::new(Empty::new(router.clone()), Rc::new(options), health.clone());
+    let server = Server::new(services, Settings { stream_window: config.stream_window });
+    if let Some((listener, targets)) = accepting {
+        rt::spawn(accept::run(Listener::adopt(listener), targets));
+    }
+    let serving = server.clone();
+    rt::spawn(async move { accept::serve_core(inbox, serving).await });
+
+    shutdown.wait().await;
+    health.set(false);
+    if let Some(load) = load {
+        load.stop_accepting();
+    }
+    server.drain();
+    if rt::time::timeout(config.shutdown_timeout, server.drained()).await.is_err() {
+        tracing::warn!(core, "calls in flight did not end within --shutdown_timeout and are cut");
+        server.abort();
+        let _ = rt::time::timeout(CUT_TIME, server.drained()).await;
+    }
+    quiet.pass().await;
+    disk.shutdown().await;
+    closed.pass().await;
+}
+
+/// How long connections may take to notice that they have been cut.
+const CUT_TIME: Duration = Duration::from_secs(2);

@@ -1,1 +1,136 @@
-//! TODO
+//! One HTTP/2 connection: its limits, its turns, its end.
+
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use h2::server::{Builder, Connection};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::buffered::Buffered;
+use super::grpc;
+use super::payload::Payload;
+use super::server::{Gauge, Phase, Server, Settings, count};
+use crate::limits;
+use crate::rt::gate::Gate;
+use crate::rt::time;
+use crate::store::Store;
+
+/// Why the driver stopped polling.
+enum Turn {
+    /// The connection has read its share; the core's other work comes first.
+    Over,
+    /// It has ended, and how.
+    Ended(Result<(), h2::Error>),
+}
+
+/// Serves one connection to its end, and waits for its calls.
+pub(super) async fn serve<T, S>(io: T, server: Rc<Server<S>>)
+where
+    T: AsyncRead + AsyncWrite + Unpin + 'static,
+    S: Store,
+{
+    let _open = Gauge::enter(&server.counters.connections);
+    let io = Buffered::new(io, server.buffers.clone());
+    let preface_timeout = Duration::from_millis(limits::HTTP2_PREFACE_MS);
+    let connection = match time::timeout(preface_timeout, handshake(&io, server.settings)).await {
+        Ok(Ok(connection)) => connection,
+        Ok(Err(error)) => return failed(&server, &error),
+        Err(time::Elapsed) => return tracing::debug!("a connection sent no HTTP/2 preface in time"),
+    };
+    let calls = Gate::default();
+    if let Err(error) = drive(connection, &io, &server, &calls).await {
+        failed(&server, &error);
+    }
+    // Why: the connection is gone and has told every stream; each call now notices and ends by itself.
+    calls.close();
+    calls.wait_empty().await;
+}
+
+fn failed<S>(server: &Server<S>, error: &h2::Error) {
+    // Why: a vanished client is not a fault; breaking the protocol or our limits is.
+    if error.is_io() {
+        tracing::debug!(%error, "a connection broke");
+    } else {
+        count(&server.counters.connections_failed);
+        tracing::debug!(%error, "a connection was ended for breaking HTTP/2's rules or limits");
+    }
+}
+
+/// Sends our settings and waits for the client's preface.
+async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
+    io: &Buffered<T>,
+    settings: Settings,
+) -> Result<Connection<Buffered<T>, Payload>, h2::Error> {
+    let mut handshake = Builder::new()
+        .initial_window_size(settings.stream_window)
+        .initial_connection_window_size(settings.stream_window * limits::HTTP2_CONNECTION_WINDOW_STREAMS)
+        .max_frame_size(limits::HTTP2_FRAME_LEN_MAX)
+        .max_concurrent_streams(limits::HTTP2_STREAMS_MAX)
+        .max_header_list_size(limits::HTTP2_HEADER_LIST_LEN_MAX)
+        .max_send_buffer_size(limits::HTTP2_SEND_BUFFER_LEN)
+        // Why so many: each early answer to an upload resets its stream while data is in flight. A forgotten stream
+        // would count as the client's error, and enough of them would end the connection.
+        .max_concurrent_reset_streams(limits::HTTP2_RESET_STREAMS_MAX)
+        .reset_stream_duration(Duration::from_millis(limits::HTTP2_RESET_STREAM_KEEP_MS))
+        // These two end the connection (ENHANCE_YOUR_CALM); so do too many CONTINUATION frames and too many tiny or
+        // empty DATA frames, which h2 bounds by itself.
+        .max_pending_accept_reset_streams(limits::HTTP2_PENDING_RESETS_MAX)
+        .max_local_error_reset_streams(Some(limits::HTTP2_STREAM_ERRORS_MAX))
+        .handshake(io.clone());
+    std::future::poll_fn(move |context| {
+        let result = std::pin::Pin::new(&mut handshake).poll(context);
+        // A broken socket shows at the next read.
+        let _ = io.poll_send(context);
+        result
+    })
+    .await
+}
+
+/// Polls the connection until it ends: accepts calls, answers pings, moves data, and says goodbye when asked.
+async fn drive<T, S>(
+    mut connection: Connection<Buffered<T>, Payload>,
+    io: &Buffered<T>,
+    server: &Rc<Server<S>>,
+    calls: &Gate,
+) -> Result<(), h2::Error>
+where
+    T: AsyncRead + AsyncWrite + Unpin + 'static,
+    S: Store,
+{
+    let watch = server.watch_phase();
+    let mut told = Phase::Serving;
+    loop {
+        let turn = std::future::poll_fn(|context| {
+            watch.register(context);
+            if told < server.phase() {
+                told = server.phase();
+                match told {
+                    Phase::Serving => {}
+                    Phase::Draining => connection.graceful_shutdown(),
+                    // Why not `abrupt_shutdown`: it waits for a client that may not read.
+                    Phase::Aborting => return Poll::Ready(Turn::Ended(Ok(()))),
+                }
+            }
+            io.begin_turn();
+            loop {
+                match connection.poll_accept(context) {
+                    Poll::Ready(Some(Ok((request, respond)))) => grpc::start(server, calls, request, respond),
+                    Poll::Ready(Some(Err(error))) => return Poll::Ready(Turn::Ended(Err(error))),
+                    Poll::Ready(None) => return Poll::Ready(Turn::Ended(Ok(()))),
+                    Poll::Pending => break,
+                }
+            }
+            if let Poll::Ready(Err(error)) = io.poll_send(context) {
+                tracing::debug!(%error, "a connection broke");
+                return Poll::Ready(Turn::Ended(Ok(())));
+            }
+            if io.is_turn_over() { Poll::Ready(Turn::Over) } else { Poll::Pending }
+        })
+        .await;
+        match turn {
+            Turn::Over => time::yield_to_reactor().await,
+            Turn::Ended(result) => return result,
+        }
+    }
+}

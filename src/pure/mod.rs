@@ -2,11 +2,18 @@
 
 pub mod action_result;
 pub mod batch;
+pub mod chunks;
 pub mod digest;
+pub mod directory;
 pub mod eviction;
+pub mod find_missing;
 pub mod grpc_frame;
 pub mod index;
+pub mod protobuf;
+pub mod parking;
 pub mod record;
 pub mod resource_name;
 pub mod segment;
 pub mod shard_map;
+pub mod write_request;
+pub mod superblock;

@@ -27,6 +27,33 @@ pub fn create_preallocated(path: &Path, len: u64) -> io::Result<()> {
     }
 }
 
+/// Bytes that an unprivileged process can still allocate on the file system of `path`.
+pub fn free_space(path: &Path) -> io::Result<u64> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: `stat` is plain data that the call fills; the path is a C string that outlives the call.
+    let stat = unsafe {
+        let mut stat: libc::statvfs = std::mem::zeroed();
+        if libc::statvfs(path.as_ptr(), &mut stat) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        stat
+    };
+    Ok(stat.f_bavail * stat.f_frsize)
+}
+
+/// Makes the existing file `path` `len` bytes long, allocated on the device. Blocks: for start-up only.
+pub fn grow_preallocated(path: &Path, len: u64) -> io::Result<()> {
+    use std::os::fd::AsRawFd;
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path)?;
+    let len = libc::off_t::try_from(len).map_err(io::Error::other)?;
+    // SAFETY: the descriptor belongs to `file`, which outlives the call.
+    match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len) } {
+        0 => file.sync_all(),
+        code => Err(io::Error::from_raw_os_error(code)),
+    }
+}
+
 impl DiskBuf {
     /// A buffer of `len` bytes, a multiple of `DISK_ALIGN`. Its content is unspecified.
     pub fn new(len: usize) -> Self {

@@ -4,18 +4,46 @@
 
 pub mod channel;
 pub mod cores;
+mod deadlines;
 pub mod file;
 pub mod gate;
+mod host;
+pub mod join;
 pub mod local;
+pub mod pulse;
 pub mod signal;
 pub mod tcp;
 pub mod time;
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
+
+use futures_util::FutureExt;
+
+pub use pulse::{BusyGuard, busy};
 
 /// Runs `future` on this core, detached: nobody can cancel it, so it cannot leak half-way (see `gate` to wait for it).
+/// It starts after the calling task has yielded. A panic in it ends the core, and with it the process.
+///
+/// Why not at once, as glommio does: the new task would run inside whatever the caller holds borrowed, and stream
+/// handlers that answer without awaiting would make HTTP/2 flush once for each reply.
 pub fn spawn(future: impl Future<Output = ()> + 'static) {
-    glommio::spawn_local(future).detach();
+    glommio::spawn_local(async move {
+        time::yield_once().await;
+        future.await;
+    })
+    .detach();
+}
+
+/// A handler panicked; the panic has been logged by the panic hook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a request handler panicked")]
+pub struct HandlerPanicked;
+
+/// Runs `future`, and turns a panic in it into an error: for request handlers, whose panic must cost that request only.
+/// What the handler shares with others must stay consistent across an unwind: `Local` state does, as a borrow ends.
+pub async fn catch<T>(future: impl Future<Output = T>) -> Result<T, HandlerPanicked> {
+    AssertUnwindSafe(future).catch_unwind().await.map_err(|_| HandlerPanicked)
 }
 
 /// Runs `work` on this core's blocking pool. `Err` when it panicked.

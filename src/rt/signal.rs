@@ -1,4 +1,122 @@
-//! SIGTERM and SIGINT as values.
+//! Shutdown as a value, and the signals that trigger it.
 
-/// Waits for signals; one call of `next` for each.
-pub struct Signals;
+use std::future::Future;
+use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+/// Tells every core once that it is time to stop. Clones share it; any thread may hold one.
+#[derive(Clone, Default)]
+pub struct Shutdown(Arc<State>);
+
+#[derive(Default)]
+struct State {
+    triggered: AtomicBool,
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    wakers: Vec<(u64, Waker)>,
+    numbers: u64,
+}
+
+impl Shutdown {
+    /// Not triggered yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Wakes all who wait, now and later.
+    pub fn trigger(&self) {
+        let wakers = {
+            let mut waiting = self.0.lock();
+            self.0.triggered.store(true, Ordering::SeqCst);
+            std::mem::take(&mut waiting.wakers)
+        };
+        wakers.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+
+    /// True once triggered.
+    pub fn is_triggered(&self) -> bool {
+        self.0.triggered.load(Ordering::SeqCst)
+    }
+
+    /// Waits until it is triggered, on any core.
+    pub fn wait(&self) -> Wait {
+        Wait { state: self.0.clone(), number: None }
+    }
+}
+
+impl State {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The wait for a shutdown.
+pub struct Wait {
+    state: Arc<State>,
+    number: Option<u64>,
+}
+
+impl Future for Wait {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let state = self.state.clone();
+        let mut waiting = state.lock();
+        // Under the lock, so that no trigger falls between this look and the registration.
+        if state.triggered.load(Ordering::SeqCst) {
+            return Poll::Ready(());
+        }
+        let known = waiting.wakers.iter_mut().find(|(number, _)| Some(*number) == self.number);
+        if let Some((_, waker)) = known {
+            waker.clone_from(context.waker());
+        } else {
+            waiting.numbers += 1;
+            let number = waiting.numbers;
+            waiting.wakers.push((number, context.waker().clone()));
+            self.number = Some(number);
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            self.state.lock().wakers.retain(|(known, _)| *known != number);
+        }
+    }
+}
+
+/// From now on the first SIGTERM or SIGINT triggers `shutdown`; the second ends the process at once, with 128 plus its
+/// number. Call it once, before the cores start.
+pub fn trigger_on_signals(shutdown: &Shutdown) -> io::Result<()> {
+    let seen = Arc::new(AtomicBool::new(false));
+    let (mut pipe, writer) = UnixStream::pair()?;
+    for signal in [SIGTERM, SIGINT] {
+        // The order matters: actions run in it, and the first signal must not find its own flag.
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, seen.clone())?;
+        signal_hook::flag::register(signal, seen.clone())?;
+        signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
+    }
+    let shutdown = shutdown.clone();
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        let mut byte = [0];
+        // Why a thread: a signal handler may not take locks or wake tasks, and no core should own this.
+        if pipe.read_exact(&mut byte).is_ok() {
+            tracing::info!("told to stop; a second signal ends the process at once");
+            shutdown.trigger();
+        }
+        // The handlers write until the process ends; a closed pipe would be an error in each.
+        std::mem::forget(pipe);
+    })?;
+    Ok(())
+}

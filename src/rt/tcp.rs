@@ -34,6 +34,15 @@ pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     Ok(socket.into())
 }
 
+/// All interfaces: `[::]`, which also takes IPv4, or `0.0.0.0` on a machine without IPv6.
+pub fn any_interface(port: u16) -> SocketAddr {
+    let v6 = std::net::Ipv6Addr::UNSPECIFIED;
+    match socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::STREAM, None) {
+        Ok(_) if std::path::Path::new("/proc/net/if_inet6").exists() => (v6, port).into(),
+        _ => (std::net::Ipv4Addr::UNSPECIFIED, port).into(),
+    }
+}
+
 impl Listener {
     /// Takes over a bound socket on this core.
     pub fn adopt(socket: std::net::TcpListener) -> Self {

@@ -1,9 +1,13 @@
 //! Clocks, sleeps, timeouts and yields.
 
 use std::future::Future;
+use std::marker::PhantomData;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant, SystemTime};
+
+use super::deadlines::Key;
+use super::pulse;
 
 /// Monotonic time.
 pub fn now() -> Instant {
@@ -15,18 +19,73 @@ pub fn unix_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |age| age.as_millis() as u64)
 }
 
-/// A sleep that ends at a fixed instant.
-pub struct Sleep(glommio::timer::Timer);
+/// Ends at a fixed instant. Made for many at once: it costs an insertion into a core-local queue when it is first
+/// polled and a removal when it is dropped, whatever the distance. Core-local.
+pub struct Sleep {
+    at: Instant,
+    waiting: Option<(Key, Waker)>,
+    core_local: PhantomData<*const ()>,
+}
+
+/// A `Sleep` that was given an instant.
+pub type Deadline = Sleep;
 
 /// Sleeps for `duration`.
 pub fn sleep(duration: Duration) -> Sleep {
-    Sleep(glommio::timer::Timer::new(duration))
+    // Why the cap: an `Instant` overflows after some hundred years.
+    deadline(Instant::now() + duration.min(DURATION_MAX))
+}
+
+/// Sleeps until `at`.
+pub fn deadline(at: Instant) -> Deadline {
+    Sleep { at, waiting: None, core_local: PhantomData }
+}
+
+/// The longest sleep: as good as for ever.
+const DURATION_MAX: Duration = Duration::from_secs(10 * 365 * 86_400);
+
+impl Sleep {
+    /// When it ends.
+    pub fn at(&self) -> Instant {
+        self.at
+    }
 }
 
 impl Future for Sleep {
     type Output = ();
+
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        Pin::new(&mut self.0).poll(context).map(|_| ())
+        if Instant::now() >= self.at {
+            self.forget();
+            return Poll::Ready(());
+        }
+        match &mut self.waiting {
+            Some((_, waker)) if waker.will_wake(context.waker()) => {}
+            Some((key, waker)) => {
+                waker.clone_from(context.waker());
+                pulse::set_waker(*key, context.waker());
+            }
+            None => {
+                assert!(pulse::on_core(), "a sleep needs an executor that `rt` runs");
+                let key = pulse::insert(self.at, context.waker().clone());
+                self.waiting = Some((key, context.waker().clone()));
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl Sleep {
+    fn forget(&mut self) {
+        if let Some((key, _)) = self.waiting.take() {
+            pulse::remove(key);
+        }
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        self.forget();
     }
 }
 
@@ -38,6 +97,14 @@ pub struct Elapsed;
 /// Runs `future` for at most `duration`; it is dropped when the time is over.
 pub async fn timeout<T>(duration: Duration, future: impl Future<Output = T>) -> Result<T, Elapsed> {
     match race(future, sleep(duration)).await {
+        Either::Left(value) => Ok(value),
+        Either::Right(()) => Err(Elapsed),
+    }
+}
+
+/// Runs `future` until `at`; it is dropped when the time is over.
+pub async fn timeout_at<T>(at: Instant, future: impl Future<Output = T>) -> Result<T, Elapsed> {
+    match race(future, deadline(at)).await {
         Either::Left(value) => Ok(value),
         Either::Right(()) => Err(Elapsed),
     }
@@ -78,6 +145,21 @@ pub async fn yield_once() {
 
 /// Leaves the run queue until the reactor has had a turn (sockets, disk, timers). Call it after each slice of at most
 /// 250 us of hashing or compressing.
+///
+/// Why a timer: `wake_by_ref` stays within the run queue, and glommio visits the reactor only when that is empty.
 pub async fn yield_to_reactor() {
-    sleep(Duration::from_micros(1)).await
+    let mut timer: Option<glommio::timer::Timer> = None;
+    std::future::poll_fn(move |context| {
+        if timer.is_some() {
+            return Poll::Ready(()); // Nobody but the reactor has this waker.
+        }
+        loop {
+            let mut shortest = glommio::timer::Timer::new(Duration::from_micros(1));
+            if Pin::new(&mut shortest).poll(context).is_pending() {
+                timer = Some(shortest);
+                return Poll::Pending;
+            }
+        }
+    })
+    .await
 }

@@ -1,7 +1,8 @@
 //! One file for each gRPC service. Handlers know REAPI and the `Store`, and nothing of sockets or HTTP/2.
 //!
 //! A unary handler takes the request message as `Bytes` and returns the reply message in pieces that follow each
-//! other on the wire, so that payload is never copied through a protobuf encoder.
+//! other on the wire, so that payload is never copied through a protobuf encoder. A server-streaming handler hands its
+//! messages to an `Outgoing`, which makes it wait while the client does not read.
 
 pub mod action_cache;
 pub mod byte_stream;
@@ -9,21 +10,59 @@ pub mod capabilities;
 pub mod cas;
 pub mod health;
 pub mod reflection;
+pub mod reply;
 pub mod status;
+#[cfg(test)]
+mod testing;
+pub mod tree;
 
 use std::rc::Rc;
 
 use bytes::Bytes;
+use prost::Message;
 
 pub use status::{Code, Status};
+
+use crate::pure::digest::Digest;
+use crate::store::Store;
+use crate::store::complete::Complete;
+use crate::store::empty::Empty;
+use crate::wire::reapi;
+use health::Health;
 
 /// A reply message: its pieces in wire order.
 pub type Reply = Vec<Bytes>;
 
+/// Where a server-streaming handler sends its messages.
+#[allow(async_fn_in_trait)] // Why: futures stay on their core; nobody asks for Send.
+pub trait Outgoing {
+    /// Hands over one whole message, after waiting for room. An error means that the call is over
+    /// (the client went away): the handler passes it up and stops.
+    async fn send(&mut self, message: Reply) -> Result<(), Status>;
+
+    /// Waits until there is room for a message: to be called before the next costly one is made, so that a client
+    /// which does not read costs what it has been sent and nothing more.
+    async fn ready(&mut self) -> Result<(), Status> {
+        Ok(())
+    }
+
+    /// Names what the call is about, for the access log.
+    fn note_resource(&mut self, _name: &str) {}
+}
+
 /// What the services of one core share.
 pub struct Services<S> {
-    pub store: S,
+    /// Every store is wrapped, so that the empty blob is always present and an action whose blobs are gone is a miss,
+    /// whichever door asks.
+    pub store: Complete<Empty<S>>,
     pub options: Rc<Options>,
+    pub health: Health,
+}
+
+impl<S: Store> Services<S> {
+    pub fn new(store: S, options: Rc<Options>, health: Health) -> Self {
+        Self { store: Complete::new(Empty(store), options.check_actions), options, health }
+    }
 }
 
 /// The settings that the services look at.
@@ -31,10 +70,18 @@ pub struct Services<S> {
 pub struct Options {
     /// AC keys depend on the instance name (`--enable_ac_key_instance_mangling`).
     pub mangle_action_keys: bool,
+    /// An AC hit needs all of its blobs (off: `--disable_grpc_ac_deps_check`).
+    pub check_actions: bool,
     /// The largest blob that is accepted, in raw bytes: advertised as `max_cas_blob_size_bytes`.
     pub max_blob_size: u64,
     /// One log line for each request (`--access_log_level all`).
     pub access_log: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { mangle_action_keys: false, check_actions: true, max_blob_size: i64::MAX as u64, access_log: false }
+    }
 }
 
 /// What a handler knows of its call besides the message.
@@ -46,4 +93,52 @@ pub struct CallContext {
     pub tool_version: String,
     /// The `user-agent` header; empty when not sent.
     pub user_agent: String,
+    /// The caller may read only: it sees `update_enabled = false`, and its writes are refused.
+    pub read_only: bool,
+}
+
+impl CallContext {
+    /// PERMISSION_DENIED for a caller that may only read.
+    pub fn require_write(&self) -> Result<(), Status> {
+        if self.read_only {
+            return Err(Status::new(Code::PermissionDenied, "this client may read from the cache, not write to it"));
+        }
+        Ok(())
+    }
+}
+
+/// The full names of the services here.
+pub const SERVICES: [&str; 7] = [
+    "build.bazel.remote.execution.v2.ActionCache",
+    "build.bazel.remote.execution.v2.Capabilities",
+    "build.bazel.remote.execution.v2.ContentAddressableStorage",
+    "google.bytestream.ByteStream",
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1.ServerReflection",
+    "grpc.reflection.v1alpha.ServerReflection",
+];
+
+/// Reads a request.
+fn decode<M: Message + Default>(request: Bytes) -> Result<M, Status> {
+    M::decode(request).map_err(|error| Status::invalid(format!("the request is not a valid message: {error}")))
+}
+
+/// Every digest of a request is of one function, which must be the one that is announced.
+fn check_digest_function(value: i32) -> Result<(), Status> {
+    use reapi::digest_function::Value;
+    match Value::try_from(value) {
+        // Why: clients older than API 2.5 leave it out, and the length of the hash tells.
+        Ok(Value::Unknown | Value::Sha256) => Ok(()),
+        Ok(other) => {
+            Err(Status::invalid(format!("digest_function must be SHA256 or unset, got {}", other.as_str_name())))
+        }
+        Err(_) => Err(Status::invalid(format!("digest_function must be SHA256 or unset, got {value}"))),
+    }
+}
+
+/// Reads a digest that must be there; `field` names it in the error.
+fn parse_digest(digest: Option<&reapi::Digest>, field: &str) -> Result<Digest, Status> {
+    let digest = digest.ok_or_else(|| Status::invalid(format!("{field}: must be set")))?;
+    Digest::parse(digest.hash.as_bytes(), digest.size_bytes)
+        .map_err(|error| Status::invalid(format!("{field}: {error}")))
 }

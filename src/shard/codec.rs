@@ -1,1 +1,309 @@
-//! TODO
+//! zstd: the form of blobs at rest and on the wire, with one context for each direction and core.
+//!
+//! Source: RFC 8878 (zstd); levels and thresholds from the figures of the storage study (A2).
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use zstd_safe::{CCtx, DCtx, DParameter, InBuffer, OutBuffer, ResetDirective};
+
+use crate::limits::{
+    COMPRESS_LEN_MIN, DECODER_POOLED_LEN_MAX, DECODERS_POOLED_MAX, FRAME_LEN, PRESSURE_HEAVY_US, PRESSURE_LIGHT_US,
+    ZSTD_WINDOW_LOG_MAX,
+};
+
+/// How blobs are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StorageMode {
+    /// Compressed where that pays.
+    Zstd,
+    /// As raw bytes, always.
+    Uncompressed,
+}
+
+/// Why bytes could not be decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DecodeError {
+    /// More bytes came out than declared.
+    TooLong,
+    /// Not zstd, with zstd's own reason.
+    Bad(&'static str),
+    /// The core's decoders hold all the memory they may.
+    Memory { limit: u64 },
+}
+
+/// One core's zstd contexts. Clones share them.
+#[derive(Clone)]
+pub struct Codecs(Rc<Inner>);
+
+struct Inner {
+    mode: StorageMode,
+    pressure: Pressure,
+    /// Never borrowed across an await: every use is one call.
+    encoder: RefCell<CCtx<'static>>,
+    decoder: RefCell<DCtx<'static>>,
+    /// Where `encoder` writes before the result's length is known.
+    scratch: RefCell<Vec<u8>>,
+    idle_decoders: RefCell<Vec<DCtx<'static>>>,
+    /// Memory of the streaming decoders in use, in bytes, and its limit.
+    decoder_bytes: Cell<usize>,
+    decoder_bytes_max: usize,
+}
+
+impl Codecs {
+    /// `decoder_bytes_max` bounds the memory of this core's streaming decoders.
+    pub fn new(mode: StorageMode, decoder_bytes_max: usize) -> Self {
+        Self(Rc::new(Inner {
+            mode,
+            pressure: Pressure::default(),
+            encoder: RefCell::new(CCtx::create()),
+            decoder: RefCell::new(DCtx::create()),
+            scratch: RefCell::default(),
+            idle_decoders: RefCell::default(),
+            decoder_bytes: Cell::new(0),
+            decoder_bytes_max,
+        }))
+    }
+
+    pub fn mode(&self) -> StorageMode {
+        self.0.mode
+    }
+
+    /// The core's load, as compression sees it.
+    pub fn pressure(&self) -> &Pressure {
+        &self.0.pressure
+    }
+
+    /// True when `at_rest` would try a blob or frame of this many raw bytes.
+    pub fn tries(&self, raw_len: usize) -> bool {
+        self.0.mode == StorageMode::Zstd && raw_len >= COMPRESS_LEN_MIN && self.0.pressure.level(raw_len).is_some()
+    }
+
+    /// One zstd frame with its content size, if storing that saves at least a tenth; else `raw` is to be kept as it is.
+    pub fn at_rest(&self, raw: &[u8]) -> Option<Vec<u8>> {
+        if !self.tries(raw.len()) {
+            return None;
+        }
+        // Why the smaller room: zstd gives up as soon as the saving is out of reach.
+        self.compress(raw, self.0.pressure.level(raw.len())?, worth_it(raw.len()))
+    }
+
+    /// True when a client's body may be stored as it came: it is one frame that tells its content size, and it saves
+    /// enough. The body must have been decoded to `raw_len` bytes before.
+    pub fn keeps(&self, body: &[u8], raw_len: usize) -> bool {
+        self.0.mode == StorageMode::Zstd
+            && body.len() <= worth_it(raw_len)
+            && zstd_safe::find_frame_compressed_size(body) == Ok(body.len())
+            && zstd_safe::get_frame_content_size(body).is_ok_and(|size| size == Some(raw_len as u64))
+    }
+
+    /// A frame of `raw` for the wire: compressed if that makes it shorter, else raw blocks.
+    pub fn frame_of(&self, raw: &[u8]) -> Vec<u8> {
+        self.compress(raw, LEVEL_LOW, raw.len()).unwrap_or_else(|| wrap_raw(raw))
+    }
+
+    /// The content of `frames` (any number of frames), which must be exactly `raw_len` bytes.
+    pub fn decode(&self, frames: &[u8], raw_len: usize) -> Result<Vec<u8>, DecodeError> {
+        use zstd_safe::zstd_sys::ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall;
+        // Why not the Vec itself: its capacity may be more than was asked for, and is the decoder's only bound.
+        let mut raw = vec![0; raw_len];
+        match self.0.decoder.borrow_mut().decompress(&mut raw[..], frames) {
+            Ok(len) => {
+                raw.truncate(len);
+                Ok(raw)
+            }
+            Err(code) if zstd_safe::is_error_kind(code, ZSTD_error_dstSize_tooSmall) => Err(DecodeError::TooLong),
+            Err(code) => Err(DecodeError::Bad(zstd_safe::get_error_name(code))),
+        }
+    }
+
+    /// A decoder for a stream of unknown framing.
+    pub fn stream_decoder(&self) -> StreamDecoder {
+        let context = self.0.idle_decoders.borrow_mut().pop();
+        StreamDecoder { context, codecs: self.clone(), produced: 0, charged: 0, in_frame: false, pending: false }
+    }
+
+    fn compress(&self, raw: &[u8], level: i32, room: usize) -> Option<Vec<u8>> {
+        let mut scratch = self.0.scratch.borrow_mut();
+        if scratch.len() < room {
+            scratch.resize(room.max(FRAME_LEN), 0);
+        }
+        // An error can only mean that the frame does not fit the room.
+        let len = self.0.encoder.borrow_mut().compress(&mut scratch[..room], raw, level).ok()?;
+        Some(scratch[..len].to_vec())
+    }
+}
+
+/// Decodes a stream of frames, whatever their number, sizes and claims: memory follows the window, which is bounded, and
+/// the bytes that came out, never what a header says.
+pub struct StreamDecoder {
+    context: Option<DCtx<'static>>,
+    codecs: Codecs,
+    produced: usize,
+    /// What this decoder has added to the core's `decoder_bytes`.
+    charged: usize,
+    in_frame: bool,
+    /// The last call filled the output: zstd may hold more.
+    pending: bool,
+}
+
+impl StreamDecoder {
+    /// Decodes from the front of `input`, which it shortens, to the end of `out`, up to its capacity. When `out` is full
+    /// afterwards there may be more to come, even from no input.
+    pub fn decode(&mut self, input: &mut &[u8], out: &mut Vec<u8>) -> Result<(), DecodeError> {
+        let context = match &mut self.context {
+            Some(context) => context,
+            empty => empty.insert(new_stream_context()?),
+        };
+        let before = out.len();
+        while (!input.is_empty() || self.pending) && out.len() < out.capacity() {
+            let mut source = InBuffer::around(input);
+            let at = out.len();
+            let mut target = OutBuffer::around_pos(out, at);
+            let hint = context
+                .decompress_stream(&mut target, &mut source)
+                .map_err(|code| DecodeError::Bad(zstd_safe::get_error_name(code)))?;
+            let read = source.pos();
+            *input = &input[read..];
+            self.in_frame = hint != 0;
+            self.pending = self.in_frame && out.len() == out.capacity();
+        }
+        self.produced += out.len() - before;
+        self.charge()
+    }
+
+    /// True between the first byte of a frame and its last.
+    pub fn in_frame(&self) -> bool {
+        self.in_frame
+    }
+
+    /// Counts what the context has touched: at most its buffers, of which only as much as came out has been written.
+    fn charge(&mut self) -> Result<(), DecodeError> {
+        let held = self.context.as_ref().map_or(0, DCtx::sizeof).min(DECODER_BASE_LEN + self.produced);
+        let total = &self.codecs.0.decoder_bytes;
+        total.set(total.get() + held - self.charged);
+        self.charged = held;
+        let limit = self.codecs.0.decoder_bytes_max;
+        if total.get() > limit { Err(DecodeError::Memory { limit: limit as u64 }) } else { Ok(()) }
+    }
+}
+
+impl Drop for StreamDecoder {
+    fn drop(&mut self) {
+        let total = &self.codecs.0.decoder_bytes;
+        total.set(total.get() - self.charged);
+        let Some(mut context) = self.context.take() else { return };
+        let mut idle = self.codecs.0.idle_decoders.borrow_mut();
+        if idle.len() < DECODERS_POOLED_MAX
+            && context.sizeof() <= DECODER_POOLED_LEN_MAX
+            && context.reset(ResetDirective::SessionOnly).is_ok()
+        {
+            idle.push(context);
+        }
+    }
+}
+
+/// How long work waits on this core before it runs: a decaying mean over the turns that were given up.
+#[derive(Default)]
+pub struct Pressure {
+    delay_us: Cell<u32>,
+}
+
+impl Pressure {
+    /// A task gave up its turn and came back after `delay`.
+    pub fn observe(&self, delay: Duration) {
+        let (mean, seen) = (self.delay_us.get(), delay.as_micros().min(10_000_000) as u32);
+        self.delay_us.set(mean - mean / 8 + seen / 8);
+    }
+
+    /// Microseconds.
+    pub fn delay_us(&self) -> u32 {
+        self.delay_us.get()
+    }
+
+    /// The zstd level for a blob of this many raw bytes; `None` when the core has no time to compress.
+    ///
+    /// Why: level 1 costs 1.1 to 1.5 times level -1 on 4 KiB, but only 1.03 to 1.17 times on large blobs, and saves 9 to
+    /// 15 % of their space.
+    fn level(&self, raw_len: usize) -> Option<i32> {
+        match self.delay_us.get() {
+            PRESSURE_HEAVY_US.. => None,
+            PRESSURE_LIGHT_US.. => Some(LEVEL_LOW),
+            _ if raw_len < LEVEL_HIGH_FROM => Some(LEVEL_LOW),
+            _ => Some(LEVEL_HIGH),
+        }
+    }
+}
+
+/// Whether the next frame of a large blob is worth a try: after n failures in a row 2^n - 1 frames are not tried.
+#[derive(Default)]
+pub struct Probe {
+    failures: u32,
+    skip: u32,
+}
+
+impl Probe {
+    /// Asked once for each frame.
+    pub fn next(&mut self) -> bool {
+        let tries = self.skip == 0;
+        self.skip = self.skip.saturating_sub(1);
+        tries
+    }
+
+    /// How a try ended.
+    pub fn note(&mut self, saved: bool) {
+        self.failures = if saved { 0 } else { (self.failures + 1).min(PROBE_FAILURES_MAX) };
+        self.skip = (1 << self.failures) - 1;
+    }
+}
+
+/// `raw` as a zstd frame of raw blocks. At most 4 GiB.
+///
+/// | bytes | content |
+/// |---|---|
+/// | 4 | magic 28 b5 2f fd |
+/// | 1 | a0: single segment, content size in 4 bytes |
+/// | 4 | content size, little-endian |
+/// | 3 + n, repeated | little-endian `last + (0 << 1) + (n << 3)`, then n <= 128 KiB bytes as they are |
+///
+/// Source: RFC 8878, 3.1.1.
+pub fn wrap_raw(raw: &[u8]) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(9 + raw.len() + 3 * raw.len().div_ceil(BLOCK_LEN_MAX).max(1));
+    frame.extend_from_slice(&[0x28, 0xb5, 0x2f, 0xfd, 0xa0]);
+    frame.extend_from_slice(&(raw.len() as u32).to_le_bytes());
+    let mut rest = raw;
+    loop {
+        let (block, after) = rest.split_at(rest.len().min(BLOCK_LEN_MAX));
+        let header = (block.len() as u32) << 3 | u32::from(after.is_empty());
+        frame.extend_from_slice(&header.to_le_bytes()[..3]);
+        frame.extend_from_slice(block);
+        if after.is_empty() {
+            return frame;
+        }
+        rest = after;
+    }
+}
+
+const LEVEL_LOW: i32 = -1;
+const LEVEL_HIGH: i32 = 1;
+/// Raw bytes from which `LEVEL_HIGH` is used.
+const LEVEL_HIGH_FROM: usize = 64 << 10;
+/// RFC 8878: the largest block.
+const BLOCK_LEN_MAX: usize = 128 << 10;
+/// A decoding context without its window: tables and one block of input.
+const DECODER_BASE_LEN: usize = 300 << 10;
+/// At most 2^5 - 1 frames (8 MiB) pass without a try.
+const PROBE_FAILURES_MAX: u32 = 5;
+
+/// The longest form at rest that is worth decoding at each read.
+fn worth_it(raw_len: usize) -> usize {
+    raw_len - raw_len.div_ceil(10)
+}
+
+fn new_stream_context() -> Result<DCtx<'static>, DecodeError> {
+    let mut context = DCtx::try_create().ok_or(DecodeError::Bad("no memory for a decoder"))?;
+    let bounded = context.set_parameter(DParameter::WindowLogMax(ZSTD_WINDOW_LOG_MAX));
+    bounded.map_err(|code| DecodeError::Bad(zstd_safe::get_error_name(code)))?;
+    Ok(context)
+}

@@ -1,1 +1,137 @@
-//! TODO
+//! The global pool of segments on core 0, and each core's port to it.
+//!
+//! Cores ask for segments and report what became of them; the pool answers, and orders the owners of the oldest segments
+//! to empty them. Only background tasks of a core talk to the pool, and the pool waits for nobody.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::geometry::Volume;
+use crate::pure::eviction::{Lease, Order, Outcome, Pool, RECLAIMS_MAX, Step, Waiter};
+use crate::pure::segment::Class;
+use crate::pure::shard_map::{CoreId, ShardId, ShardMap};
+use crate::rt::channel::{Receiver, ReplyTo, Sender, bounded};
+use crate::rt::time::{Either, race, sleep};
+
+/// What a core tells the pool.
+pub(super) enum ToPool {
+    /// Waits for a segment; `None`: none can be freed.
+    Ask { shard: ShardId, class: Class, reply: ReplyTo<Option<Lease>> },
+    /// For a reclaim that copies forward: answered at once.
+    AskForReclaim { shard: ShardId, class: Class, reply: ReplyTo<Option<Lease>> },
+    /// An order has ended.
+    Reclaimed { segment: u32, outcome: Outcome },
+    /// A segment comes back unasked.
+    Returned { segment: u32, outcome: Outcome },
+}
+
+/// The pool itself: to be run on core 0.
+pub struct PoolMain {
+    pool: Pool,
+    map: ShardMap,
+    requests: Receiver<ToPool>,
+    orders: Vec<Sender<Order>>,
+    replies: HashMap<u64, ReplyTo<Option<Lease>>>,
+    next_id: u64,
+}
+
+/// One core's connection to the pool. `Send`: made at boot, handed to the core, given to `Disk::open`.
+pub struct PoolPort {
+    pub(super) requests: Sender<ToPool>,
+    pub(super) orders: Receiver<Order>,
+}
+
+/// Requests of all cores that may wait for the pool.
+const REQUESTS_MAX: usize = 256;
+/// How long a refused upload has to give its space back before another is refused.
+const REFUSAL_PAUSE: Duration = Duration::from_millis(30);
+
+/// Makes the pool for `volume` and the ports for `cores` cores.
+pub fn wire(volume: &Volume, cores: usize) -> (PoolMain, Vec<PoolPort>) {
+    let map = ShardMap::new(volume.shards(), u16::try_from(cores).expect("fewer cores than 65536"));
+    let leased = volume.headers().iter().flatten().map(|header| Lease {
+        segment: header.segment,
+        shard: header.shard,
+        class: header.class,
+        generation: header.generation,
+    });
+    let pool = Pool::new(volume.segment_count(), leased);
+    let (sender, requests) = bounded(REQUESTS_MAX);
+    let (orders, ports) = (0..cores)
+        .map(|_| {
+            let (order_sender, order_receiver) = bounded(RECLAIMS_MAX);
+            (order_sender, PoolPort { requests: sender.clone(), orders: order_receiver })
+        })
+        .unzip();
+    (PoolMain { pool, map, requests, orders, replies: HashMap::new(), next_id: 0 }, ports)
+}
+
+impl PoolMain {
+    /// Serves until every port is gone. Run it on core 0, in the background.
+    pub async fn run(mut self) {
+        let mut paused = false;
+        loop {
+            let message = if paused {
+                match race(self.requests.recv(), sleep(REFUSAL_PAUSE)).await {
+                    Either::Left(message) => message.map(Some),
+                    Either::Right(()) => Some(None),
+                }
+            } else {
+                self.requests.recv().await.map(Some)
+            };
+            match message {
+                None => return,
+                Some(None) => paused = false,
+                Some(Some(message)) => {
+                    // What came back may be enough for those who still wait.
+                    paused &= !matches!(message, ToPool::Returned { .. });
+                    self.take(message);
+                }
+            }
+            while !paused {
+                let Some(step) = self.pool.next_step() else { break };
+                paused = self.carry_out(step);
+            }
+        }
+    }
+
+    fn take(&mut self, message: ToPool) {
+        match message {
+            ToPool::Ask { shard, class, reply } => {
+                let id = self.next_id;
+                self.next_id += 1;
+                self.replies.insert(id, reply);
+                self.pool.ask(Waiter { id, shard, class });
+            }
+            ToPool::AskForReclaim { shard, class, reply } => reply.send(self.pool.lease_for_reclaim(shard, class)),
+            ToPool::Reclaimed { segment, outcome } => self.pool.reclaimed(segment, outcome),
+            ToPool::Returned { segment, outcome } => self.pool.returned(segment, outcome),
+        }
+    }
+
+    /// True when somebody was refused.
+    fn carry_out(&mut self, step: Step) -> bool {
+        match step {
+            Step::Grant(waiter, lease) => {
+                if let Some(reply) = self.replies.remove(&waiter.id) {
+                    reply.send(Some(lease));
+                }
+                false
+            }
+            Step::Refuse(waiter) => {
+                if let Some(reply) = self.replies.remove(&waiter.id) {
+                    reply.send(None);
+                }
+                true
+            }
+            Step::Reclaim(order) => {
+                let CoreId(core) = self.map.core_of(order.shard);
+                // The channel has room for all orders that can be out; a core that is gone keeps its segments.
+                if self.orders[usize::from(core)].try_send(order).is_err() {
+                    self.pool.reclaimed(order.segment, Outcome::Kept);
+                }
+                false
+            }
+        }
+    }
+}

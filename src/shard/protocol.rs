@@ -1,1 +1,36 @@
-//! TODO
+//! What crosses from a connection's core to the core that owns the digest: owned messages, each with its reply.
+//!
+//! Invariant: depth one. Whoever handles one of these sends no request to another core, so there is no cycle to wait in.
+
+use bytes::Bytes;
+
+use super::upload::UploadHandle;
+use crate::pure::digest::Digest;
+use crate::rt::channel::ReplyTo;
+use crate::store::{
+    ActionEntry, ActionKey, Blob, Get, Opened, Put, PutOutcome, StoreError, UploadEnd, UploadKey, UploadStatus,
+};
+
+/// A request to the owner of what it names.
+pub enum Request {
+    FindMissing { digests: Vec<Digest>, reply: ReplyTo<Vec<bool>> },
+    Get { get: Get, reply: ReplyTo<Result<Option<Blob>, StoreError>> },
+    Put { put: Put, reply: ReplyTo<Result<PutOutcome, StoreError>> },
+    OpenUpload { key: UploadKey, write_offset: u64, reply: ReplyTo<Result<Opened<UploadHandle>, StoreError>> },
+    UploadStatus { key: UploadKey, reply: ReplyTo<Result<UploadStatus, StoreError>> },
+    ActionGet { key: ActionKey, reply: ReplyTo<Result<Option<ActionEntry>, StoreError>> },
+    ActionPut { key: ActionKey, data: Bytes, reply: ReplyTo<Result<(), StoreError>> },
+    ActionDrop { key: ActionKey, version: u64, reply: ReplyTo<Result<(), StoreError>> },
+}
+
+/// What follows on an opened upload's own channel.
+pub enum UploadMessage {
+    /// Body bytes; answered by one `UploadAck`.
+    Write(Vec<Bytes>),
+    Finish(ReplyTo<Result<PutOutcome, StoreError>>),
+}
+
+/// The owner has consumed a write, or the upload has ended.
+pub type UploadAck = Result<(), UploadEnd>;
+
+const _: () = assert!(size_of::<Request>() <= 160, "requests are moved by value");

@@ -1,1 +1,253 @@
-//! TODO
+//! Brings each request to the core that owns what it names: a call on this core, a message to another.
+
+use std::rc::Rc;
+
+use bytes::Bytes;
+
+use super::blob_disk::BlobDisk;
+use super::protocol::Request;
+use super::upload::UploadHandle;
+use super::worker::Worker;
+use crate::limits::{ROUTER_QUEUE_LEN, ROUTER_REQUESTS_MAX};
+use crate::pure::batch;
+use crate::pure::digest::{Digest, Hash};
+use crate::pure::shard_map::{CoreId, ShardMap};
+use crate::rt;
+use crate::rt::channel::{self, Receiver, Reply, ReplyTo, Sender};
+use crate::rt::gate::Gate;
+use crate::rt::local::{Event, Local};
+use crate::store::{
+    ActionEntry, ActionKey, Blob, Get, Opened, Put, PutOutcome, Store, StoreError, UploadKey, UploadStatus,
+};
+
+/// One core's end of the mesh, made before the cores start and handed to its core.
+pub struct RouterPort {
+    core: usize,
+    peers: Vec<Sender<Request>>,
+    inbox: Receiver<Request>,
+}
+
+/// Connects `core_count` cores: one bounded queue for each, with a sender for every other. In the order of the cores.
+pub fn wire(core_count: usize) -> Vec<RouterPort> {
+    let (senders, inboxes): (Vec<_>, Vec<_>) = (0..core_count).map(|_| channel::bounded(ROUTER_QUEUE_LEN)).unzip();
+    let ports = inboxes.into_iter().enumerate();
+    ports.map(|(core, inbox)| RouterPort { core, peers: senders.clone(), inbox }).collect()
+}
+
+impl RouterPort {
+    /// Starts to serve the other cores and returns this core's router. `map` must be the same on every core.
+    pub fn start<D: BlobDisk>(self, worker: Worker<D>, map: ShardMap) -> Router<D> {
+        assert_eq!(usize::from(map.cores()), self.peers.len(), "the map and the mesh must have as many cores");
+        rt::spawn(serve(worker.clone(), self.inbox));
+        // Why without its own sender: the queue ends when the other cores have gone.
+        let lanes =
+            self.peers.into_iter().enumerate().map(|(core, sender)| Lane::new((core != self.core).then_some(sender)));
+        Router(Rc::new(Inner { here: CoreId(self.core as u16), map, worker, lanes: lanes.collect() }))
+    }
+}
+
+/// The store as one core sees it. Cheap to clone; core-local.
+pub struct Router<D: BlobDisk>(Rc<Inner<D>>);
+
+struct Inner<D: BlobDisk> {
+    here: CoreId,
+    map: ShardMap,
+    worker: Worker<D>,
+    /// By core; this core's own is not used.
+    lanes: Vec<Lane>,
+}
+
+impl<D: BlobDisk> Clone for Router<D> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<D: BlobDisk> Router<D> {
+    /// This core's worker.
+    pub fn worker(&self) -> &Worker<D> {
+        &self.0.worker
+    }
+
+    /// The lane to the owner of `hash`; `None` when that is this core.
+    fn lane(&self, hash: &Hash) -> Option<&Lane> {
+        let owner = self.0.map.core_of_hash(hash);
+        (owner != self.0.here).then(|| &self.0.lanes[usize::from(owner.0)])
+    }
+
+    /// Asks every core for its part of the batch, this one while the others work.
+    async fn find_missing_split(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
+        let inner = &*self.0;
+        let owner = |digest: &Digest| usize::from(inner.map.core_of_hash(&digest.hash).0);
+        let (order, mut parts) = batch::split(digests, inner.lanes.len(), owner);
+        let local = std::mem::take(&mut parts[usize::from(inner.here.0)]);
+        let mut replies: Vec<Option<Reply<Vec<bool>>>> = Vec::with_capacity(parts.len());
+        for (lane, digests) in inner.lanes.iter().zip(parts) {
+            replies.push(match digests.is_empty() {
+                true => None,
+                false => Some(lane.post(|reply| Request::FindMissing { digests, reply }).await?),
+            });
+        }
+        let mut answers = vec![Vec::new(); replies.len()];
+        answers[usize::from(inner.here.0)] = inner.worker.find_missing(&local).await;
+        for (answer, reply) in answers.iter_mut().zip(replies) {
+            if let Some(reply) = reply {
+                *answer = reply.recv().await.map_err(|_| StoreError::Stopping)?;
+            }
+        }
+        Ok(batch::join(order, answers).expect("the worker answers each digest once"))
+    }
+}
+
+impl<D: BlobDisk> Store for Router<D> {
+    type Upload = UploadHandle;
+
+    async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
+        if digests.iter().all(|digest| self.0.map.core_of_hash(&digest.hash) == self.0.here) {
+            return Ok(self.0.worker.find_missing(&digests).await);
+        }
+        self.find_missing_split(digests).await
+    }
+
+    async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {
+        match self.lane(&get.digest.hash) {
+            None => self.0.worker.get(get).await,
+            Some(lane) => lane.ask(|reply| Request::Get { get, reply }).await,
+        }
+    }
+
+    async fn put(&self, put: Put) -> Result<PutOutcome, StoreError> {
+        match self.lane(&put.digest.hash) {
+            None => self.0.worker.put(put).await,
+            Some(lane) => lane.ask(|reply| Request::Put { put, reply }).await,
+        }
+    }
+
+    async fn open_upload(&self, key: UploadKey, write_offset: u64) -> Result<Opened<UploadHandle>, StoreError> {
+        match self.lane(&key.digest.hash) {
+            None => self.0.worker.open_upload(key, write_offset).await,
+            Some(lane) => lane.ask(|reply| Request::OpenUpload { key, write_offset, reply }).await,
+        }
+    }
+
+    async fn upload_status(&self, key: UploadKey) -> Result<UploadStatus, StoreError> {
+        match self.lane(&key.digest.hash) {
+            None => self.0.worker.upload_status(&key).await,
+            Some(lane) => lane.ask(|reply| Request::UploadStatus { key, reply }).await,
+        }
+    }
+
+    async fn action_get(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
+        match self.lane(&key.hash) {
+            None => self.0.worker.action_get(key).await,
+            Some(lane) => lane.ask(|reply| Request::ActionGet { key, reply }).await,
+        }
+    }
+
+    async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError> {
+        match self.lane(&key.hash) {
+            None => self.0.worker.action_put(key, data).await,
+            Some(lane) => lane.ask(|reply| Request::ActionPut { key, data, reply }).await,
+        }
+    }
+
+    async fn action_drop(&self, key: ActionKey, version: u64) -> Result<(), StoreError> {
+        match self.lane(&key.hash) {
+            None => self.0.worker.action_drop(key, version).await,
+            Some(lane) => lane.ask(|reply| Request::ActionDrop { key, version, reply }).await,
+        }
+    }
+}
+
+/// The way to one other core. Who finds the queue full waits in line for the one sender.
+///
+/// Why not a clone of the sender for each request: every clone adds a place to the queue, which would then have no bound.
+struct Lane {
+    /// `None` while somebody waits for room with it, and in the lane of this core, which nobody takes.
+    sender: Local<Option<Sender<Request>>>,
+    returned: Event,
+}
+
+impl Lane {
+    fn new(sender: Option<Sender<Request>>) -> Self {
+        Self { sender: Local::new(sender), returned: Event::default() }
+    }
+
+    /// Sends a request and waits for its answer.
+    async fn ask<T: Send>(
+        &self,
+        request: impl FnOnce(ReplyTo<Result<T, StoreError>>) -> Request,
+    ) -> Result<T, StoreError> {
+        self.post(request).await?.recv().await.map_err(|_| StoreError::Stopping)?
+    }
+
+    /// Sends a request and returns where its answer will come.
+    async fn post<T: Send>(&self, request: impl FnOnce(ReplyTo<T>) -> Request) -> Result<Reply<T>, StoreError> {
+        let (reply_to, reply) = channel::reply();
+        let request = request(reply_to);
+        let refused = self.sender.with(|sender| match sender {
+            Some(sender) => sender.try_send(request).err(),
+            None => Some(request),
+        });
+        if let Some(request) = refused {
+            self.wait_and_send(request).await?;
+        }
+        Ok(reply)
+    }
+
+    #[cold]
+    async fn wait_and_send(&self, request: Request) -> Result<(), StoreError> {
+        let mut turn = loop {
+            let returned = self.returned.wait();
+            match self.sender.with(Option::take) {
+                Some(sender) => break Turn { lane: self, sender: Some(sender) },
+                None => returned.await,
+            }
+        };
+        let sender = turn.sender.as_mut().expect("taken only by drop");
+        sender.send(request).await.map_err(|_| StoreError::Stopping)
+    }
+}
+
+/// Holds a lane's sender; gives it back when dropped, sent or not.
+struct Turn<'a> {
+    lane: &'a Lane,
+    sender: Option<Sender<Request>>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.lane.sender.with(|sender| *sender = self.sender.take());
+        self.lane.returned.notify();
+    }
+}
+
+/// Answers the other cores until all of them are gone.
+async fn serve<D: BlobDisk>(worker: Worker<D>, mut inbox: Receiver<Request>) {
+    let running = Gate::default();
+    let ended = Event::default();
+    while let Some(request) = inbox.recv().await {
+        let (worker, ended_here) = (worker.clone(), ended.clone());
+        running.spawn(async move {
+            handle(worker, request).await;
+            ended_here.notify();
+        });
+        // The one that just ended is still inside, so the bound is met a little early.
+        while running.len() >= ROUTER_REQUESTS_MAX {
+            ended.wait().await;
+        }
+    }
+}
+
+async fn handle<D: BlobDisk>(worker: Worker<D>, request: Request) {
+    match request {
+        Request::FindMissing { digests, reply } => reply.send(worker.find_missing(&digests).await),
+        Request::Get { get, reply } => reply.send(worker.get(get).await),
+        Request::Put { put, reply } => reply.send(worker.put(put).await),
+        Request::OpenUpload { key, write_offset, reply } => reply.send(worker.open_upload(key, write_offset).await),
+        Request::UploadStatus { key, reply } => reply.send(worker.upload_status(&key).await),
+        Request::ActionGet { key, reply } => reply.send(worker.action_get(key).await),
+        Request::ActionPut { key, data, reply } => reply.send(worker.action_put(key, data).await),
+        Request::ActionDrop { key, version, reply } => reply.send(worker.action_drop(key, version).await),
+    }
+}

@@ -1,1 +1,466 @@
-//! TODO
+//! The owner of one core's shards: verifies, compresses, stores, finds.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use sha2::{Digest as _, Sha256};
+
+use super::blob_disk::{BlobDisk, Stored};
+use super::codec::{Codecs, StorageMode};
+use super::disk::{Codec, DiskError, Key, Kind};
+use super::ram::{RamStats, RamTier, Record, own};
+use super::session::{Session, check_hash, decode_error, is_small};
+use super::upload::{UploadHandle, Uploads};
+use crate::limits::{FIND_MISSING_SLICE, WORK_SLICE_LEN};
+use crate::pure::digest::Digest;
+use crate::rt;
+use crate::rt::gate::Gate;
+use crate::rt::local::Local;
+use crate::store::{
+    ActionEntry, ActionKey, Blob, Encoding, Get, Opened, Put, PutOutcome, StoreError, UploadKey, UploadStatus,
+};
+
+/// What boot decides for each core.
+#[derive(Debug, Clone, Copy)]
+pub struct WorkerConfig {
+    pub mode: StorageMode,
+    /// Budget of the RAM tier, in bytes; 0 for none.
+    pub ram_bytes: usize,
+    /// Memory of all streaming zstd decoders, in bytes.
+    pub decoder_bytes: usize,
+}
+
+/// What a worker has done and holds.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct WorkerStats {
+    pub ram: RamStats,
+    /// Blobs that were verified and stored.
+    pub stored_blobs: u64,
+    /// Their raw bytes.
+    pub stored_raw_bytes: u64,
+    /// Puts and uploads of blobs that were present.
+    pub already_present: u64,
+    pub parked_uploads: u64,
+    /// Streams and uploads that are running.
+    pub tasks: u64,
+    /// How long work waits for its turn, in microseconds.
+    pub delay_us: u64,
+}
+
+/// The worker of this core. Clones share it.
+pub struct Worker<D: BlobDisk>(Rc<Inner<D>>);
+
+struct Inner<D: BlobDisk> {
+    disk: D,
+    ram: Local<RamTier>,
+    fences: Fences,
+    codecs: Codecs,
+    uploads: Uploads<D>,
+    /// Every upload and every stream of this worker.
+    gate: Gate,
+    /// Work since this core last reached the reactor, in bytes of hashing.
+    spent: Cell<usize>,
+    stored_blobs: Cell<u64>,
+    stored_raw_bytes: Cell<u64>,
+    already_present: Cell<u64>,
+}
+
+impl<D: BlobDisk> Clone for Worker<D> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<D: BlobDisk> Worker<D> {
+    pub fn new(disk: D, config: WorkerConfig) -> Self {
+        Self(Rc::new(Inner {
+            disk,
+            ram: Local::new(RamTier::new(config.ram_bytes)),
+            fences: Fences::default(),
+            codecs: Codecs::new(config.mode, config.decoder_bytes),
+            uploads: Uploads::default(),
+            gate: Gate::default(),
+            spent: Cell::new(0),
+            stored_blobs: Cell::new(0),
+            stored_raw_bytes: Cell::new(0),
+            already_present: Cell::new(0),
+        }))
+    }
+
+    pub fn stats(&self) -> WorkerStats {
+        WorkerStats {
+            ram: self.0.ram.with(|ram| ram.stats()),
+            stored_blobs: self.0.stored_blobs.get(),
+            stored_raw_bytes: self.0.stored_raw_bytes.get(),
+            already_present: self.0.already_present.get(),
+            parked_uploads: self.0.uploads.parked() as u64,
+            tasks: self.0.gate.len() as u64,
+            delay_us: u64::from(self.0.codecs.pressure().delay_us()),
+        }
+    }
+
+    /// Lets no new upload or stream begin, frees interrupted ones, and waits for those that run.
+    pub async fn stop(&self) {
+        self.0.gate.close();
+        self.0.uploads.clear();
+        self.0.gate.wait_empty().await;
+    }
+
+    /// For each digest whether it is missing.
+    pub async fn find_missing(&self, digests: &[Digest]) -> Vec<bool> {
+        let mut missing = Vec::with_capacity(digests.len());
+        for (slice, digests) in digests.chunks(FIND_MISSING_SLICE).enumerate() {
+            if slice > 0 {
+                self.yield_turn().await;
+            }
+            for digest in digests {
+                self.0.disk.ready(&digest.hash).await;
+                missing.push(!self.0.disk.contains(&cas_key(digest)));
+            }
+        }
+        missing
+    }
+
+    /// `None` is a miss.
+    pub async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {
+        let key = cas_key(&get.digest);
+        if let Some(record) = self.0.ram.with(|ram| ram.get(&key)) {
+            // Why: what is hot here must not grow old on disk.
+            self.0.disk.contains(&key);
+            return self.small_blob(&get, record);
+        }
+        self.0.disk.ready(&key.hash).await;
+        match self.0.disk.read(&key).await {
+            Ok(None) | Err(DiskError::Damaged) => Ok(None),
+            Ok(Some(Stored::Small(record))) => {
+                self.keep_in_ram(&key, &record, false);
+                self.small_blob(&get, record)
+            }
+            Ok(Some(Stored::Large(blob))) => self.large_blob(get, blob).await,
+            Err(error) => Err(store_error(error, get.digest)),
+        }
+    }
+
+    /// Verifies and stores a blob whose body is all here.
+    pub async fn put(&self, put: Put) -> Result<PutOutcome, StoreError> {
+        if self.is_present(&put.digest).await? {
+            return Ok(self.note_present());
+        }
+        if !is_small(&put.digest) {
+            let mut session = Session::new(self, put.digest, put.encoding);
+            session.write(self, &put.data).await?;
+            return session.finish(self).await;
+        }
+        let key = cas_key(&put.digest);
+        match put.encoding {
+            Encoding::Identity => {
+                check_raw(&put.digest, &put.data)?;
+                self.breathe(put.digest.size as usize).await;
+                self.store_small(&key, &put.data, None).await?;
+            }
+            Encoding::Zstd => {
+                let body = joined(&put.data);
+                let raw = self.0.codecs.decode(&body, put.digest.size as usize);
+                let raw = Bytes::from(raw.map_err(|error| decode_error(error, put.digest))?);
+                check_raw(&put.digest, std::slice::from_ref(&raw))?;
+                self.breathe(2 * raw.len()).await;
+                self.store_small(&key, &[raw], Some(body)).await?;
+            }
+        }
+        Ok(PutOutcome::Stored)
+    }
+
+    pub async fn open_upload(&self, key: UploadKey, offset: u64) -> Result<Opened<UploadHandle>, StoreError> {
+        if self.is_present(&key.digest).await? {
+            self.note_present();
+            return Ok(Opened::AlreadyPresent);
+        }
+        self.0.uploads.open(self, key, offset).await.map(Opened::Ready)
+    }
+
+    pub async fn upload_status(&self, key: &UploadKey) -> Result<UploadStatus, StoreError> {
+        self.0.disk.ready(&key.digest.hash).await;
+        if self.0.disk.contains(&cas_key(&key.digest)) {
+            return Ok(UploadStatus { committed: key.digest.size, complete: true });
+        }
+        Ok(UploadStatus { committed: self.0.uploads.report(key), complete: false })
+    }
+
+    /// `None` is a miss.
+    pub async fn action_get(&self, action: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
+        let key = action_key(&action);
+        let found = match self.0.ram.with(|ram| ram.get(&key)) {
+            Some(record) => {
+                self.0.disk.contains(&key);
+                Some(record)
+            }
+            None => self.read_action(&key).await?,
+        };
+        let same = |record: &Record| action.size.is_none_or(|size| record.key_size == 0 || record.key_size == size);
+        Ok(found.filter(same).map(|record| ActionEntry { data: record.data, version: record.version }))
+    }
+
+    /// Stores or replaces.
+    pub async fn action_put(&self, action: ActionKey, data: Bytes) -> Result<(), StoreError> {
+        let key = action_key(&action);
+        self.0.disk.ready(&key.hash).await;
+        let fence = self.0.fences.change(&key);
+        self.0.ram.with(|ram| ram.remove(&key));
+        let raw_len = data.len() as u64;
+        let version = self.0.disk.append(&key, Codec::Raw, raw_len, &[&data]).await.map_err(action_error)?;
+        let alone = self.0.fences.is_at(&key, fence);
+        self.0.fences.change(&key);
+        self.0.ram.with(|ram| {
+            // Whoever changed the action meanwhile may have been later or earlier: the disk knows.
+            ram.remove(&key);
+            if alone && ram.takes(data.len()) {
+                ram.insert(
+                    &key,
+                    Record { codec: Codec::Raw, raw_len, data: own(&[data]), version, key_size: key.size },
+                );
+            }
+        });
+        Ok(())
+    }
+
+    /// Drops the entry if it is still this version.
+    pub async fn action_drop(&self, action: ActionKey, version: u64) -> Result<(), StoreError> {
+        let key = action_key(&action);
+        self.0.disk.ready(&key.hash).await;
+        self.0.fences.change(&key);
+        self.0.ram.with(|ram| ram.remove(&key));
+        let dropped = self.0.disk.remove(&key, Some(version)).await;
+        self.0.fences.change(&key);
+        self.0.ram.with(|ram| ram.remove(&key));
+        dropped.map(drop).map_err(action_error)
+    }
+
+    async fn read_action(&self, key: &Key) -> Result<Option<Record>, StoreError> {
+        self.0.disk.ready(&key.hash).await;
+        let fence = self.0.fences.now(key);
+        match self.0.disk.read(key).await {
+            Ok(Some(Stored::Small(record))) => {
+                if self.0.fences.is_at(key, fence) {
+                    self.keep_in_ram(key, &record, false);
+                }
+                Ok(Some(record))
+            }
+            Ok(None | Some(Stored::Large(_))) | Err(DiskError::Damaged) => Ok(None),
+            Err(error) => Err(action_error(error)),
+        }
+    }
+
+    async fn is_present(&self, digest: &Digest) -> Result<bool, StoreError> {
+        let max = self.0.disk.max_blob_len();
+        if digest.size > max {
+            return Err(StoreError::BlobTooLarge { digest: *digest, max });
+        }
+        self.0.disk.ready(&digest.hash).await;
+        Ok(self.0.disk.contains(&cas_key(digest)))
+    }
+
+    fn note_present(&self) -> PutOutcome {
+        self.0.already_present.set(self.0.already_present.get() + 1);
+        PutOutcome::AlreadyPresent
+    }
+
+    /// Keeps a copy of a record in RAM if it is of a size for that. `owned`: its data is a whole allocation.
+    fn keep_in_ram(&self, key: &Key, record: &Record, owned: bool) {
+        self.0.ram.with(|ram| {
+            if ram.takes(record.data.len()) {
+                let data = if owned { record.data.clone() } else { own(&[&record.data]) };
+                ram.insert(key, Record { data, ..record.clone() });
+            }
+        });
+    }
+}
+
+/// For the parts of the worker in `session`, `read` and `upload`.
+impl<D: BlobDisk> Worker<D> {
+    pub(super) fn disk(&self) -> &D {
+        &self.0.disk
+    }
+
+    pub(super) fn codecs(&self) -> &Codecs {
+        &self.0.codecs
+    }
+
+    pub(super) fn uploads(&self) -> &Uploads<D> {
+        &self.0.uploads
+    }
+
+    pub(super) fn gate(&self) -> &Gate {
+        &self.0.gate
+    }
+
+    /// Stores a verified small blob: as the client's `frame` if that may be kept, else compressed if that pays, else raw.
+    pub(super) async fn store_small(&self, key: &Key, raw: &[Bytes], frame: Option<Bytes>) -> Result<(), StoreError> {
+        let raw_len = key.size as usize;
+        let mut record =
+            Record { codec: Codec::Zstd, raw_len: key.size, data: Bytes::new(), version: 0, key_size: key.size };
+        let mut pieces = raw;
+        let mut owned = false;
+        if let Some(frame) = frame.filter(|frame| self.0.codecs.keeps(frame, raw_len)) {
+            record.data = frame;
+        } else if self.0.codecs.tries(raw_len) {
+            let raw = joined(raw);
+            match self.0.codecs.at_rest(&raw) {
+                Some(frame) => (record.data, owned) = (frame.into(), true),
+                None => (record.data, record.codec) = (raw, Codec::Raw),
+            }
+            self.breathe_after_compressing(raw_len).await;
+        } else {
+            record.codec = Codec::Raw;
+        }
+        if !record.data.is_empty() {
+            pieces = std::slice::from_ref(&record.data);
+        }
+        record.version = self.append(key, record.codec, pieces).await?;
+        if pieces.len() != 1 {
+            (record.data, owned) = (own(pieces), true);
+        } else if record.data.is_empty() {
+            record.data = pieces[0].clone();
+        }
+        self.keep_in_ram(key, &record, owned);
+        self.note_stored(key.size);
+        Ok(())
+    }
+
+    /// The record's bytes make no sense: from now on it is a miss.
+    pub(super) fn forget_damaged(&self, key: &Key) {
+        self.0.ram.with(|ram| ram.remove(key));
+        self.0.disk.damaged(key);
+    }
+
+    pub(super) fn note_stored(&self, raw_len: u64) {
+        self.0.stored_blobs.set(self.0.stored_blobs.get() + 1);
+        self.0.stored_raw_bytes.set(self.0.stored_raw_bytes.get() + raw_len);
+    }
+
+    /// Starts a large blob on disk. When there is no space, interrupted uploads give way.
+    pub(super) async fn begin_large(&self, digest: &Digest) -> Result<D::Writer, StoreError> {
+        let key = cas_key(digest);
+        match self.0.disk.begin_large(&key).await {
+            Err(DiskError::NoSpace { .. }) if self.0.uploads.parked() > 0 => {
+                self.0.uploads.clear();
+                self.0.disk.begin_large(&key).await
+            }
+            begun => begun,
+        }
+        .map_err(|error| store_error(error, *digest))
+    }
+
+    /// Called after work that costs as much as hashing `bytes`: lets the reactor have its turn when it is due.
+    pub(super) async fn breathe(&self, bytes: usize) {
+        let spent = self.0.spent.get() + bytes;
+        self.0.spent.set(spent);
+        if spent >= WORK_SLICE_LEN {
+            self.yield_turn().await;
+        }
+    }
+
+    /// The same after compressing `raw_len` bytes, which costs three times as much.
+    pub(super) async fn breathe_after_compressing(&self, raw_len: usize) {
+        self.breathe(3 * raw_len).await;
+    }
+
+    async fn yield_turn(&self) {
+        self.0.spent.set(0);
+        let before = rt::time::now();
+        rt::time::yield_to_reactor().await;
+        self.0.codecs.pressure().observe(before.elapsed());
+    }
+
+    async fn append(&self, key: &Key, codec: Codec, pieces: &[Bytes]) -> Result<u64, StoreError> {
+        let appended = match pieces {
+            [piece] => self.0.disk.append(key, codec, key.size, &[piece]).await,
+            pieces => {
+                let slices: Vec<&[u8]> = pieces.iter().map(|piece| &piece[..]).collect();
+                self.0.disk.append(key, codec, key.size, &slices).await
+            }
+        };
+        appended.map_err(|error| store_error(error, Digest { hash: key.hash, size: key.size }))
+    }
+}
+
+/// What a blob is found by.
+pub(super) fn cas_key(digest: &Digest) -> Key {
+    Key { kind: Kind::Cas, hash: digest.hash, size: digest.size }
+}
+
+/// The disk's error as the store's.
+pub(super) fn store_error(error: DiskError, digest: Digest) -> StoreError {
+    match error {
+        DiskError::Damaged => StoreError::Lost { digest },
+        DiskError::NoSpace { bytes } => StoreError::NoSpace { bytes },
+        DiskError::Io(text) => StoreError::Disk(text),
+        DiskError::Stopping => StoreError::Stopping,
+    }
+}
+
+fn action_key(action: &ActionKey) -> Key {
+    Key { kind: Kind::Action, hash: action.hash, size: action.size.unwrap_or(0) }
+}
+
+fn action_error(error: DiskError) -> StoreError {
+    match error {
+        DiskError::Damaged => StoreError::Disk("the action's record was damaged and has been dropped".into()),
+        DiskError::NoSpace { bytes } => StoreError::NoSpace { bytes },
+        DiskError::Io(text) => StoreError::Disk(text),
+        DiskError::Stopping => StoreError::Stopping,
+    }
+}
+
+/// Checks length and hash.
+fn check_raw(digest: &Digest, raw: &[Bytes]) -> Result<(), StoreError> {
+    let actual: u64 = raw.iter().map(|piece| piece.len() as u64).sum();
+    if actual > digest.size {
+        return Err(StoreError::TooLong { expected: *digest });
+    }
+    if actual < digest.size {
+        return Err(StoreError::TooShort { expected: *digest, actual });
+    }
+    let mut sha = Sha256::new();
+    raw.iter().for_each(|piece| sha.update(piece));
+    check_hash(*digest, sha)
+}
+
+/// The pieces as one; no copy when there is only one.
+fn joined(pieces: &[Bytes]) -> Bytes {
+    match pieces {
+        [piece] => piece.clone(),
+        pieces => own(pieces),
+    }
+}
+
+/// Counts changes of actions, by the first byte of the hash, so that a read that began before a change does not put
+/// what it found into the RAM tier after it.
+struct Fences([Cell<u64>; 256]);
+
+impl Default for Fences {
+    fn default() -> Self {
+        Self([const { Cell::new(0) }; 256])
+    }
+}
+
+impl Fences {
+    fn change(&self, key: &Key) -> u64 {
+        let fence = self.of(key);
+        fence.set(fence.get() + 1);
+        fence.get()
+    }
+
+    fn now(&self, key: &Key) -> u64 {
+        self.of(key).get()
+    }
+
+    fn is_at(&self, key: &Key, seen: u64) -> bool {
+        self.now(key) == seen
+    }
+
+    /// Why the last byte: the first ones are the shard's and differ little within a core.
+    fn of(&self, key: &Key) -> &Cell<u64> {
+        &self.0[usize::from(key.hash.0[31])]
+    }
+}

@@ -1,5 +1,11 @@
 //! The store as services see it: one trait, and small decorators over it.
 
+pub mod complete;
+pub mod empty;
+#[cfg(test)]
+pub mod fake;
+pub mod walk;
+
 use bytes::Bytes;
 
 use crate::pure::digest::{Digest, Hash};
@@ -34,12 +40,45 @@ pub struct Get {
     pub accept: Accept,
 }
 
+impl Get {
+    /// All of a blob.
+    pub fn whole(digest: Digest, accept: Accept) -> Self {
+        Self { digest, offset: 0, limit: None, accept }
+    }
+}
+
 /// A blob's bytes. Every byte has been checked against its checksum when it gets here.
 pub enum Blob {
     /// All of what was asked for, at once.
     Whole { data: Bytes, encoding: Encoding },
     /// Piece by piece; dropping it ends the read.
     Stream(BlobStream),
+}
+
+impl Blob {
+    /// How the bytes stand.
+    pub fn encoding(&self) -> Encoding {
+        match self {
+            Self::Whole { encoding, .. } | Self::Stream(BlobStream { encoding, .. }) => *encoding,
+        }
+    }
+
+    /// The next bytes; `None` at the end.
+    pub async fn next_piece(&mut self) -> Result<Option<Bytes>, StoreError> {
+        match self {
+            Self::Whole { data, .. } => Ok(Some(std::mem::take(data)).filter(|data| !data.is_empty())),
+            Self::Stream(stream) => stream.pieces.recv().await.transpose(),
+        }
+    }
+
+    /// All of the bytes that are left, for blobs of a known, small size.
+    pub async fn collect(mut self) -> Result<Vec<Bytes>, StoreError> {
+        let mut pieces = Vec::new();
+        while let Some(piece) = self.next_piece().await? {
+            pieces.push(piece);
+        }
+        Ok(pieces)
+    }
 }
 
 /// Pieces of at most `limits::FRAME_LEN` raw bytes each, in order.
@@ -152,7 +191,6 @@ pub enum StoreError {
 /// A content-addressed store with an action cache. Cheap to clone; core-local.
 ///
 /// Invariant: digests of size 0 are the empty blob; implementations below `store::empty` never see them.
-
 #[allow(async_fn_in_trait)] // Why: as above.
 pub trait Store: Clone + 'static {
     type Upload: Upload + 'static;
@@ -174,4 +212,23 @@ pub trait Store: Clone + 'static {
     async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError>;
     /// Drops the entry if it is still this version.
     async fn action_drop(&self, key: ActionKey, version: u64) -> Result<(), StoreError>;
+}
+
+/// The raw bytes of a whole blob, for blobs of a known, small size. `None` is a miss, and so is a damaged blob.
+pub async fn read_raw<S: Store>(store: &S, digest: Digest) -> Result<Option<Vec<Bytes>>, StoreError> {
+    let found = match store.get(Get::whole(digest, Accept::Identity)).await {
+        Ok(Some(blob)) => blob.collect().await,
+        Ok(None) => return Ok(None),
+        Err(error) => Err(error),
+    };
+    let pieces = match found {
+        Ok(pieces) => pieces,
+        Err(StoreError::Lost { .. }) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let len: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
+    if len != digest.size {
+        return Err(StoreError::Disk(format!("the read of {digest} ended after {len} bytes")));
+    }
+    Ok(Some(pieces))
 }

@@ -1,0 +1,181 @@
+//! What one core holds to serve its connections, and how it stops.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::task::{Context, Waker};
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::body::RequestMemory;
+use super::buffered::Buffers;
+use super::deadline::Deadlines;
+use super::http2;
+use crate::limits;
+use crate::rt::gate::Gate;
+use crate::rt::local::Local;
+use crate::service::Services;
+use crate::store::Store;
+
+/// What an operator can set about connections.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// The window of each stream, in bytes (`--grpc_initial_window_size`); a connection's window is
+    /// `limits::HTTP2_CONNECTION_WINDOW_STREAMS` times as large.
+    pub stream_window: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { stream_window: limits::HTTP2_STREAM_WINDOW }
+    }
+}
+
+/// Whether this core serves or stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    Serving,
+    /// Connections have been told to go away (GOAWAY); what is in flight is finished.
+    Draining,
+    /// Connections are cut.
+    Aborting,
+}
+
+/// Counts of this core.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Connections that are open now.
+    pub connections: Cell<u64>,
+    /// Calls whose handler runs now.
+    pub calls_open: Cell<u64>,
+    /// Calls since the start.
+    pub calls: Cell<u64>,
+    /// Calls that ended because the client cancelled, vanished, or its deadline passed.
+    pub calls_cut: Cell<u64>,
+    /// Handlers that panicked.
+    pub panics: Cell<u64>,
+    /// Connections that were ended for breaking HTTP/2's rules or our limits.
+    pub connections_failed: Cell<u64>,
+}
+
+/// The serving side of one core. Lives in an `Rc`; every connection and every call holds one.
+pub struct Server<S> {
+    pub(super) services: Services<S>,
+    pub(super) settings: Settings,
+    pub(super) deadlines: Deadlines,
+    pub(super) buffers: Buffers,
+    pub(super) request_memory: RequestMemory,
+    pub counters: Counters,
+    connections: Gate,
+    phase: Cell<Phase>,
+    /// Whom to wake when the phase changes: one for each connection.
+    watchers: Local<BTreeMap<u64, Waker>>,
+    next_watcher: Cell<u64>,
+}
+
+/// One connection's view of the phase. Leaves nothing behind when dropped.
+pub(super) struct PhaseWatch {
+    watchers: Local<BTreeMap<u64, Waker>>,
+    number: u64,
+}
+
+impl<S: Store> Server<S> {
+    pub fn new(services: Services<S>, settings: Settings) -> Rc<Self> {
+        Rc::new(Self {
+            services,
+            settings,
+            deadlines: Deadlines::default(),
+            buffers: Buffers::default(),
+            request_memory: RequestMemory::default(),
+            counters: Counters::default(),
+            connections: Gate::default(),
+            phase: Cell::new(Phase::Serving),
+            watchers: Local::new(BTreeMap::new()),
+            next_watcher: Cell::new(0),
+        })
+    }
+
+    /// Serves one connection in the background. `hold` is dropped when the connection and all of its calls have ended.
+    pub fn serve<T>(self: &Rc<Self>, io: T, hold: impl Sized + 'static)
+    where
+        T: AsyncRead + AsyncWrite + Unpin + 'static,
+    {
+        let server = self.clone();
+        self.connections.spawn(async move {
+            http2::serve(io, server).await;
+            drop(hold);
+        });
+    }
+
+    /// Tells every connection to go away and finishes what is in flight; new connections get the same. Wait for
+    /// `drained`, with a deadline, and then `abort`.
+    pub fn drain(&self) {
+        self.enter(Phase::Draining);
+    }
+
+    /// Cuts every connection.
+    pub fn abort(&self) {
+        self.enter(Phase::Aborting);
+    }
+
+    /// Ends when no connection is open.
+    pub async fn drained(&self) {
+        self.connections.wait_empty().await;
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        self.phase.get()
+    }
+
+    pub(super) fn watch_phase(&self) -> PhaseWatch {
+        let number = self.next_watcher.get();
+        self.next_watcher.set(number + 1);
+        PhaseWatch { watchers: self.watchers.clone(), number }
+    }
+
+    fn enter(&self, phase: Phase) {
+        if self.phase.get() < phase {
+            self.phase.set(phase);
+            self.watchers.with(std::mem::take).into_values().for_each(Waker::wake);
+        }
+    }
+}
+
+impl PhaseWatch {
+    /// Wakes this task when the phase changes.
+    pub(super) fn register(&self, context: &Context<'_>) {
+        self.watchers.with(|watchers| match watchers.get_mut(&self.number) {
+            Some(waker) => waker.clone_from(context.waker()),
+            None => {
+                watchers.insert(self.number, context.waker().clone());
+            }
+        });
+    }
+}
+
+impl Drop for PhaseWatch {
+    fn drop(&mut self) {
+        self.watchers.with(|watchers| watchers.remove(&self.number));
+    }
+}
+
+/// One more in a gauge, until dropped.
+pub(super) struct Gauge<'a>(&'a Cell<u64>);
+
+impl<'a> Gauge<'a> {
+    pub(super) fn enter(cell: &'a Cell<u64>) -> Self {
+        count(cell);
+        Self(cell)
+    }
+}
+
+impl Drop for Gauge<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+/// Adds one.
+pub(super) fn count(cell: &Cell<u64>) {
+    cell.set(cell.get() + 1);
+}

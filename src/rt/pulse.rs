@@ -1,0 +1,318 @@
+//! What keeps a core from sleeping through its work: one driver task for each core, and one nudger for the process.
+//!
+//! Why: glommio can park an executor that has runnable tasks. When its preempt timer has fired before the first check
+//! of the run loop (the thread was off the CPU for 100 ms right after arming it), "preempted" is taken for "nothing to
+//! run". Such a park lasts until the reactor has an event, so an event must always be coming:
+//!
+//! 1. *The beat.* While a core has work in flight (`busy`, `touch`), its driver keeps a timer of `BEAT` armed, so a
+//!    wrong park costs at most that. It stops `QUIET_BEATS` after the last sign of work: an idle core sleeps.
+//! 2. *The nudge.* Two windows are left open: the wrong park can hit in the very turn in which the beat's timer fired,
+//!    so that nothing is armed; and a message from another core can reach a core that was idle, whose beat starts only
+//!    once a task has run. Neither can be closed from inside, as no task of that core runs. So a thread outside wakes
+//!    each driver every `NUDGE`: the eventfd write behind a wake from another thread ends any park, right or wrong,
+//!    and can be repeated until the core turns. A core that just starts is nudged every `NUDGE_YOUNG`, because its
+//!    first turn is the likeliest victim.
+//!
+//! So a request is delayed by at most `NUDGE`, and only if the scheduler has just held its thread for 100 ms. Receivers
+//! of channels need nothing more: the sender's wake is an event, and the nudge covers the park that swallows it.
+//!
+//! The driver also serves the deadlines of the core, all of them by one glommio timer. Why: glommio looks at every
+//! timer in every turn, and each poll of a pending one adds an entry that stays until its time.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use super::deadlines::{Deadlines, Key};
+
+/// The longest park of a core with work in flight, but for the nudge's share.
+const BEAT: Duration = Duration::from_millis(4);
+/// Beats without any sign of work after which the beat stops.
+const QUIET_BEATS: u32 = 12;
+/// How often every core is woken from outside.
+const NUDGE: Duration = Duration::from_millis(250);
+/// The same while a core is starting.
+const NUDGE_YOUNG: Duration = Duration::from_millis(10);
+/// How long a core counts as starting.
+const YOUNG: Duration = Duration::from_secs(2);
+
+thread_local! {
+    static CORE: Core = Core::default();
+}
+
+/// The state of the executor of this thread.
+#[derive(Default)]
+struct Core {
+    deadlines: RefCell<Deadlines>,
+    /// The driver task; `None` when no executor runs on this thread.
+    driver: RefCell<Option<Waker>>,
+    /// When the driver looks again at the latest; `None` for not until it is woken.
+    armed: Cell<Option<Instant>>,
+    /// Guards alive.
+    busy: Cell<u32>,
+    /// There was a sign of work since the last beat.
+    touched: Cell<bool>,
+    /// When the next beat is due; `None` when the core is quiet.
+    beat_at: Cell<Option<Instant>>,
+    quiet_beats: Cell<u32>,
+    stopping: Cell<bool>,
+}
+
+/// Work is in flight on this core as long as this lives. Costs a few core-local counter operations.
+pub struct BusyGuard(PhantomData<*const ()>);
+
+/// Marks this core as having work in flight: hold it for each request being served, not for each idle connection.
+/// Disk operations, replies being waited for and whole `block_on`s hold one by themselves.
+pub fn busy() -> BusyGuard {
+    CORE.with(|core| {
+        core.busy.set(core.busy.get() + 1);
+        core.touch();
+    });
+    BusyGuard(PhantomData)
+}
+
+impl Drop for BusyGuard {
+    fn drop(&mut self) {
+        let _ = CORE.try_with(|core| {
+            core.busy.set(core.busy.get() - 1);
+            core.touched.set(true);
+        });
+    }
+}
+
+/// A sign of work on this core: bytes have come, a connection was accepted.
+pub(super) fn touch() {
+    CORE.with(Core::touch);
+}
+
+/// Adds a deadline of this core.
+pub(super) fn insert(at: Instant, waker: Waker) -> Key {
+    CORE.with(|core| {
+        let key = core.deadlines.borrow_mut().insert(at, waker);
+        if core.armed.get().is_none_or(|armed| at < armed) {
+            core.armed.set(Some(at));
+            core.wake_driver();
+        }
+        key
+    })
+}
+
+/// Wakes somebody else at that deadline.
+pub(super) fn set_waker(key: Key, waker: &Waker) {
+    CORE.with(|core| core.deadlines.borrow_mut().set_waker(key, waker));
+}
+
+/// Forgets a deadline.
+pub(super) fn remove(key: Key) {
+    let _ = CORE.try_with(|core| {
+        let waker = core.deadlines.borrow_mut().remove(key);
+        drop(waker);
+    });
+}
+
+/// True on a thread whose executor runs.
+pub(super) fn on_core() -> bool {
+    CORE.try_with(|core| core.driver.borrow().is_some()).unwrap_or(false)
+}
+
+/// How many deadlines wait on this core, and whether its beat runs: for tests.
+pub fn pulse_now() -> (usize, bool) {
+    CORE.with(|core| (core.deadlines.borrow().len(), core.beat_at.get().is_some()))
+}
+
+/// Runs `future` to its end on `executor`, with driver and nudges.
+pub(super) fn run<T>(executor: &glommio::LocalExecutor, future: impl Future<Output = T>) -> T {
+    assert!(!on_core(), "this thread runs an executor already");
+    // Spawned before the run, and polled at once: from here on the executor can be woken from outside, which the
+    // first turn of the run needs already.
+    let driver = executor.spawn(Driver::default()).detach();
+    let _leave = Leave(nudger().register(CORE.with(|core| core.driver.borrow().clone())));
+    touch();
+    executor.run(async move {
+        let result = future.await;
+        CORE.with(|core| {
+            core.stopping.set(true);
+            core.wake_driver();
+        });
+        driver.await;
+        result
+    })
+}
+
+/// Clears the thread's state behind a run, also when it panicked.
+struct Leave(u64);
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        nudger().unregister(self.0);
+        CORE.with(|core| {
+            drop(core.deadlines.take());
+            drop(core.driver.take());
+            core.armed.set(None);
+            core.beat_at.set(None);
+            core.stopping.set(false);
+        });
+    }
+}
+
+impl Core {
+    fn touch(&self) {
+        self.touched.set(true);
+        if self.beat_at.get().is_some() {
+            return;
+        }
+        let at = Instant::now() + BEAT;
+        self.quiet_beats.set(0);
+        self.beat_at.set(Some(at));
+        if self.armed.get().is_none_or(|armed| at < armed) {
+            self.armed.set(Some(at));
+            self.wake_driver();
+        }
+    }
+
+    fn wake_driver(&self) {
+        if let Some(driver) = &*self.driver.borrow() {
+            driver.wake_by_ref();
+        }
+    }
+
+    /// Wakes all that are due. No borrow is held while a waker runs.
+    fn wake_due(&self, now: Instant) {
+        loop {
+            let due = self.deadlines.borrow_mut().pop_due(now);
+            let Some(waker) = due else { return };
+            waker.wake();
+        }
+    }
+
+    /// Counts a beat that is due, and says when the next one is.
+    fn beat(&self, now: Instant) -> Option<Instant> {
+        let at = self.beat_at.get()?;
+        if now < at {
+            return Some(at);
+        }
+        if self.busy.get() > 0 || self.touched.replace(false) {
+            self.quiet_beats.set(0);
+        } else {
+            self.quiet_beats.set(self.quiet_beats.get() + 1);
+        }
+        let next = (self.quiet_beats.get() < QUIET_BEATS).then(|| now + BEAT);
+        self.beat_at.set(next);
+        next
+    }
+}
+
+/// The driver task of a core.
+#[derive(Default)]
+struct Driver {
+    /// The one glommio timer of the core, and when it fires.
+    timer: Option<(Instant, glommio::timer::Timer)>,
+}
+
+impl Future for Driver {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        CORE.with(|core| {
+            if core.stopping.get() {
+                self.timer = None;
+                return Poll::Ready(());
+            }
+            if core.driver.borrow().is_none() {
+                core.driver.replace(Some(context.waker().clone()));
+            }
+            loop {
+                let now = Instant::now();
+                core.wake_due(now);
+                let deadline = core.deadlines.borrow().next();
+                let next = [deadline, core.beat(now)].into_iter().flatten().min();
+                core.armed.set(next);
+                let Some(at) = next else {
+                    self.timer = None;
+                    return Poll::Pending;
+                };
+                if self.timer.as_ref().is_some_and(|(armed, _)| *armed == at) {
+                    return Poll::Pending; // Polling the same timer again would add an entry to glommio's wheel.
+                }
+                let mut timer = glommio::timer::Timer::new(at - now);
+                let fired = Pin::new(&mut timer).poll(context).is_ready();
+                self.timer = (!fired).then_some((at, timer));
+                if !fired {
+                    return Poll::Pending;
+                }
+            }
+        })
+    }
+}
+
+/// The thread that wakes every core now and then.
+#[derive(Default)]
+struct Nudger {
+    state: Mutex<Nudged>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Nudged {
+    drivers: Vec<(u64, Waker)>,
+    numbers: u64,
+    young_until: Option<Instant>,
+    started: bool,
+}
+
+static NUDGER: Nudger = Nudger {
+    state: Mutex::new(Nudged { drivers: Vec::new(), numbers: 0, young_until: None, started: false }),
+    changed: Condvar::new(),
+};
+
+fn nudger() -> &'static Nudger {
+    &NUDGER
+}
+
+impl Nudger {
+    fn register(&'static self, driver: Option<Waker>) -> u64 {
+        let driver = driver.expect("the driver stored its waker in its first poll");
+        let mut state = self.lock();
+        state.numbers += 1;
+        let number = state.numbers;
+        state.drivers.push((number, driver));
+        state.young_until = Some(Instant::now() + YOUNG);
+        if !state.started {
+            state.started = true;
+            std::thread::Builder::new()
+                .name("nudger".into())
+                .spawn(|| self.nudge_for_ever())
+                .expect("a thread for the nudger");
+        }
+        self.changed.notify_one();
+        number
+    }
+
+    fn unregister(&self, number: u64) {
+        let mut state = self.lock();
+        let gone = state.drivers.iter().position(|(known, _)| *known == number).map(|at| state.drivers.remove(at));
+        drop(state);
+        drop(gone);
+    }
+
+    fn nudge_for_ever(&self) {
+        let mut state = self.lock();
+        loop {
+            if state.drivers.is_empty() {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            let young = state.young_until.is_some_and(|until| Instant::now() < until);
+            let pause = if young { NUDGE_YOUNG } else { NUDGE };
+            state = self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+            state.drivers.iter().for_each(|(_, driver)| driver.wake_by_ref());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Nudged> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

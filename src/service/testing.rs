@@ -1,0 +1,50 @@
+//! What the tests of handlers share.
+
+use std::rc::Rc;
+
+use prost::Message;
+
+use super::health::Health;
+use super::{Options, Outgoing, Reply, Services, Status};
+use crate::pure::digest::Digest;
+use crate::store::fake::FakeStore;
+use crate::wire::reapi;
+
+/// Services on a fake store that is empty.
+pub fn services() -> (FakeStore, Services<FakeStore>) {
+    let store = FakeStore::default();
+    (store.clone(), Services::new(store, Rc::new(Options::default()), Health::new(true)))
+}
+
+/// A digest as a message.
+pub fn wire(digest: Digest) -> Option<reapi::Digest> {
+    Some(reapi::Digest { hash: digest.hash.to_hex(), size_bytes: digest.size as i64 })
+}
+
+/// Collects the messages of a stream; after `room` of them the client is gone.
+pub struct Collected {
+    pub messages: Vec<Reply>,
+    pub room: usize,
+}
+
+impl Default for Collected {
+    fn default() -> Self {
+        Self { messages: Vec::new(), room: usize::MAX }
+    }
+}
+
+impl Collected {
+    pub fn decode<M: Message + Default>(&self) -> Vec<M> {
+        self.messages.iter().map(|pieces| M::decode(&pieces.concat()[..]).expect("a message")).collect()
+    }
+}
+
+impl Outgoing for Collected {
+    async fn send(&mut self, message: Reply) -> Result<(), Status> {
+        if self.messages.len() == self.room {
+            return Err(Status::new(super::Code::Cancelled, "the client went away"));
+        }
+        self.messages.push(message);
+        Ok(())
+    }
+}

@@ -1,0 +1,55 @@
+//! What the worker asks of a disk: records, and large blobs in frames. Tests put a faulty one in its place.
+
+use bytes::Bytes;
+
+use super::disk::{Codec, DiskError, Key};
+use super::ram::Record;
+use crate::pure::digest::Hash;
+
+/// What a lookup found. All bytes of a small one have been checked; those of a large one are checked frame by frame.
+pub enum Stored<L> {
+    Small(Record),
+    Large(L),
+}
+
+/// One core's share of the disk. Clones are handles of the same one.
+#[allow(async_fn_in_trait)] // Why: futures stay on their core; nobody asks for Send.
+pub trait BlobDisk: Clone + 'static {
+    type Writer: FrameWriter + 'static;
+    type Large: FrameReader + 'static;
+
+    /// Waits until the shard that holds `hash` knows its content: recovery may still be reading it. Cheap when it does.
+    async fn ready(&self, hash: &Hash);
+    /// Whether the record is here. Counts as use of it. Call `ready` first.
+    fn contains(&self, key: &Key) -> bool;
+    /// Looks a record up; a hit counts as use.
+    async fn read(&self, key: &Key) -> Result<Option<Stored<Self::Large>>, DiskError>;
+    /// Stores a small record, all of `stored` joined, and returns its version. An older one of the same key is replaced.
+    async fn append(&self, key: &Key, codec: Codec, raw_len: u64, stored: &[&[u8]]) -> Result<u64, DiskError>;
+    /// Starts a large blob.
+    async fn begin_large(&self, key: &Key) -> Result<Self::Writer, DiskError>;
+    /// Drops a record, if it is still this version where one is given. True when something was dropped.
+    async fn remove(&self, key: &Key, version: Option<u64>) -> Result<bool, DiskError>;
+    /// The record's bytes are those that were written but make no sense: drops and counts it.
+    fn damaged(&self, key: &Key);
+    /// Raw bytes of the largest blob that is accepted.
+    fn max_blob_len(&self) -> u64;
+}
+
+/// A large blob on its way to the disk, invisible until `commit`. Dropping it frees its space.
+#[allow(async_fn_in_trait)] // Why: as above.
+pub trait FrameWriter {
+    /// Appends a frame of `FRAME_LEN` raw bytes; the last may be shorter. Waits for the disk when it is behind.
+    async fn push(&mut self, codec: Codec, stored: &[u8]) -> Result<(), DiskError>;
+    /// Publishes the blob, whose content has been verified.
+    async fn commit(self) -> Result<u64, DiskError>;
+}
+
+/// A large blob open for reading; its space is not reused while this lives.
+#[allow(async_fn_in_trait)] // Why: as above.
+pub trait FrameReader {
+    fn frame_count(&self) -> usize;
+    fn codec(&self, frame: usize) -> Codec;
+    /// Reads and checks frames as stored from `first` on: at least one and at most `max`.
+    async fn read_frames(&self, first: usize, max: usize) -> Result<Vec<(Codec, Bytes)>, DiskError>;
+}

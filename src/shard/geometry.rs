@@ -1,0 +1,431 @@
+//! The cache directory: its files, their geometry, and what stands in it at start-up.
+//!
+//! ```text
+//! lock      empty; locked by the process that uses the directory
+//! super     two copies of the superblock, 4 KiB each, written in turn
+//! data.N    1 TiB each but the last, allocated at once, cut into segments
+//! ```
+//! The volume is the data files one behind the other.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::disk::{Ack, DiskConfig};
+use crate::limits::DISK_ALIGN;
+use crate::pure::record::Checksums;
+use crate::pure::segment::{HEAD_LEN, Layout, SegmentHeader};
+use crate::pure::shard_map::SHARDS_MAX;
+use crate::pure::superblock::{self, Superblock};
+use crate::rt;
+
+/// The smallest `--max_size`, in bytes.
+pub const MAX_SIZE_MIN: u64 = 64 << 20;
+/// The largest `--max_size`, in bytes: what 40 bits can number in units of 64 bytes.
+pub const MAX_SIZE_MAX: u64 = 64 << 40;
+/// Bytes of a data file but the last.
+const DATA_FILE_LEN: u64 = 1 << 40;
+const SEGMENT_LEN_MIN: u64 = 1 << 20;
+const SEGMENT_LEN_MAX: u64 = 32 << 20;
+/// Segments that a volume has at least for each of its shards when it is made, and after it shrank.
+const SEGMENTS_PER_SHARD: u64 = 8;
+const SEGMENTS_PER_SHARD_MIN: u64 = 4;
+/// Bytes of the file `super`.
+const SUPER_LEN: u64 = 2 * DISK_ALIGN as u64;
+/// Threads that read segment headers at start-up.
+const HEADER_READERS: usize = 16;
+
+/// An open cache directory, locked against other processes while any clone lives. `Send`; every core gets a clone.
+#[derive(Clone)]
+pub struct Volume(Arc<Inner>);
+
+struct Inner {
+    /// Held for its lock.
+    _lock: File,
+    dir: PathBuf,
+    superblock: Superblock,
+    max_size: u64,
+    ack: Ack,
+    headers: Vec<Option<SegmentHeader>>,
+}
+
+/// Why the cache directory cannot be used. The texts name the setting and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("--max_size is {given} bytes: the smallest cache that works has {MAX_SIZE_MIN} bytes (64 MiB)")]
+    TooSmall { given: u64 },
+    #[error("--max_size is {given} bytes: the largest cache that works has {MAX_SIZE_MAX} bytes (64 TiB)")]
+    TooLarge { given: u64 },
+    #[error("--max_size is {given} bytes: the cache in --dir {dir} was made with {shards} shards and needs {min} bytes; \
+             set --max_size to that or more, or use an empty directory")]
+    ShrinksTooFar { dir: PathBuf, given: u64, shards: u16, min: u64 },
+    #[error("--dir {dir} is in use by another process; stop that one, or use another directory")]
+    InUse { dir: PathBuf },
+    #[error("--dir {dir} holds {found}, which is no cache of this program; use an empty directory")]
+    Foreign { dir: PathBuf, found: String },
+    #[error("--dir {dir} holds a cache of format {found}, this program reads format {}; use the program that made it, or \
+             an empty directory", superblock::VERSION)]
+    OtherVersion { dir: PathBuf, found: u32 },
+    #[error("both copies of {path} are damaged; remove the files in --dir to start with an empty cache")]
+    SuperDamaged { path: PathBuf },
+    #[error("no room in the file system of {path} to allocate {bytes} bytes; make room, or lower --max_size")]
+    NoSpace { path: PathBuf, bytes: u64 },
+    #[error("cannot {action} {path}: {source}; check --dir and its permissions")]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+}
+
+impl Volume {
+    pub fn layout(&self) -> Layout {
+        Layout { segment_len: self.0.superblock.segment_len }
+    }
+
+    /// The checksums of this directory.
+    pub fn checksums(&self) -> Checksums {
+        Checksums { key: self.0.superblock.key }
+    }
+
+    /// Into how many shards the key space is cut: a power of two.
+    pub fn shards(&self) -> u16 {
+        self.0.superblock.shards
+    }
+
+    pub fn segment_count(&self) -> u32 {
+        self.0.superblock.segments
+    }
+
+    /// The header of each segment as it stood at start-up; `None` for those that were never used.
+    pub fn headers(&self) -> &[Option<SegmentHeader>] {
+        &self.0.headers
+    }
+
+    /// `--max_size`, in bytes.
+    pub fn max_size(&self) -> u64 {
+        self.0.max_size
+    }
+
+    /// Bytes that the files take.
+    pub fn allocated_bytes(&self) -> u64 {
+        SUPER_LEN + volume_len(&self.0.superblock)
+    }
+
+    pub(super) fn ack(&self) -> Ack {
+        self.0.ack
+    }
+
+    /// The data files, in order.
+    pub(super) fn data_paths(&self) -> Vec<PathBuf> {
+        data_files(&self.0.dir, &self.0.superblock).into_iter().map(|(path, _)| path).collect()
+    }
+
+    /// The data file that holds `position`, and the offset in it. No segment lies in two.
+    pub(super) fn file_of(position: u64) -> (usize, u64) {
+        ((position / DATA_FILE_LEN) as usize, position % DATA_FILE_LEN)
+    }
+}
+
+/// Creates or validates the cache directory and reads all segment headers. Blocks: for start-up, before the cores run.
+pub fn open(config: &DiskConfig) -> Result<Volume, OpenError> {
+    let given = config.max_size_bytes;
+    if given < MAX_SIZE_MIN {
+        return Err(OpenError::TooSmall { given });
+    }
+    if given > MAX_SIZE_MAX {
+        return Err(OpenError::TooLarge { given });
+    }
+    let dir = &config.dir;
+    fs::create_dir_all(dir).map_err(failed("create", dir))?;
+    let super_path = dir.join("super");
+    let exists = super_path.try_exists().map_err(failed("look for", &super_path))?;
+    if !exists {
+        refuse_foreign(dir)?;
+    }
+    let lock = lock(dir)?;
+    let superblock = if exists { read_super(dir, &super_path)? } else { create(dir, given)? };
+    let superblock = resize(dir, superblock, given)?;
+    let headers = read_headers(dir, &superblock)?;
+    Ok(Volume(Arc::new(Inner { _lock: lock, dir: dir.clone(), superblock, max_size: given, ack: config.ack, headers })))
+}
+
+/// A new volume's segment length, number of segments and number of shards.
+fn plan(max_size: u64) -> (u64, u64, u64) {
+    let segment_len = prev_power_of_two(max_size / 1024).clamp(SEGMENT_LEN_MIN, SEGMENT_LEN_MAX);
+    let segments = (max_size - SUPER_LEN) / segment_len;
+    let shards = prev_power_of_two(segments / SEGMENTS_PER_SHARD).clamp(1, u64::from(SHARDS_MAX));
+    (segment_len, segments, shards)
+}
+
+fn prev_power_of_two(number: u64) -> u64 {
+    if number == 0 { 0 } else { 1 << number.ilog2() }
+}
+
+/// Makes a volume. The superblock is written last: a crash before that leaves data files that the next start removes.
+fn create(dir: &Path, max_size: u64) -> Result<Superblock, OpenError> {
+    remove_data_files(dir, 0)?;
+    let (segment_len, segments, shards) = plan(max_size);
+    let superblock = Superblock {
+        counter: 1,
+        key: rt::random_u64(),
+        segment_len: segment_len as u32,
+        segments: segments as u32,
+        shards: shards as u16,
+    };
+    for (path, len) in data_files(dir, &superblock) {
+        if let Err(error) = rt::file::create_preallocated(&path, len) {
+            // Why ignored: the error that is reported is the first one.
+            let _ = remove_data_files(dir, 0);
+            return Err(no_room(error, &path, len));
+        }
+    }
+    let (path, fresh) = (dir.join("super"), dir.join("super.new"));
+    let copies = [superblock.encode(0), superblock.encode(1)].concat();
+    let write = || {
+        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&fresh)?;
+        file.write_all_at(&copies, 0)?;
+        file.sync_all()?;
+        fs::rename(&fresh, &path)?;
+        File::open(dir)?.sync_all()
+    };
+    write().map_err(failed("write", &path))?;
+    Ok(superblock)
+}
+
+/// Fits the volume to `max_size`. A growing one allocates first and then says so in `super`; a shrinking one the other way round.
+fn resize(dir: &Path, before: Superblock, max_size: u64) -> Result<Superblock, OpenError> {
+    let segments = (max_size - SUPER_LEN) / u64::from(before.segment_len);
+    let segments_min = u64::from(before.shards) * SEGMENTS_PER_SHARD_MIN;
+    if segments < segments_min {
+        let min = SUPER_LEN + segments_min * u64::from(before.segment_len);
+        return Err(OpenError::ShrinksTooFar { dir: dir.into(), given: max_size, shards: before.shards, min });
+    }
+    let after = Superblock { segments: segments as u32, counter: before.counter + 1, ..before };
+    if after.segments < before.segments {
+        write_super(dir, &after)?;
+    }
+    let files = data_files(dir, &after);
+    for (path, len) in &files {
+        let now = match fs::metadata(path) {
+            Ok(found) => Some(found.len()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed("look at", path)(error)),
+        };
+        match now {
+            Some(now) if now == *len => {}
+            Some(now) if now > *len => {
+                let cut = || OpenOptions::new().write(true).open(path)?.set_len(*len);
+                cut().map_err(failed("truncate", path))?;
+            }
+            Some(now) => rt::file::grow_preallocated(path, *len).map_err(|error| {
+                // Why ignored: the error that is reported is the first one.
+                let _ = OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(now));
+                no_room(error, path, *len)
+            })?,
+            None => rt::file::create_preallocated(path, *len).map_err(|error| {
+                // Why ignored: as above.
+                let _ = fs::remove_file(path);
+                no_room(error, path, *len)
+            })?,
+        }
+    }
+    remove_data_files(dir, files.len())?;
+    if after.segments > before.segments {
+        write_super(dir, &after)?;
+    }
+    Ok(if after.segments == before.segments { before } else { after })
+}
+
+/// Refuses a directory that holds anything but what an interrupted creation leaves.
+fn refuse_foreign(dir: &Path) -> Result<(), OpenError> {
+    for entry in fs::read_dir(dir).map_err(failed("list", dir))? {
+        let name = entry.map_err(failed("list", dir))?.file_name();
+        let name = name.to_string_lossy();
+        if !(name == "lock" || name == "super.new" || name == "lost+found" || data_file_number(&name).is_some()) {
+            return Err(OpenError::Foreign { dir: dir.into(), found: name.into_owned() });
+        }
+    }
+    Ok(())
+}
+
+fn lock(dir: &Path) -> Result<File, OpenError> {
+    let path = dir.join("lock");
+    let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path).map_err(failed("open", &path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(OpenError::InUse { dir: dir.into() }),
+        Err(TryLockError::Error(error)) => Err(failed("lock", &path)(error)),
+    }
+}
+
+fn read_super(dir: &Path, path: &Path) -> Result<Superblock, OpenError> {
+    let bytes = fs::read(path).map_err(failed("read", path))?;
+    match superblock::decode(&bytes) {
+        Ok(superblock) => Ok(superblock),
+        Err(superblock::Unreadable::Damaged) => Err(OpenError::SuperDamaged { path: path.into() }),
+        Err(superblock::Unreadable::OtherVersion(found)) => Err(OpenError::OtherVersion { dir: dir.into(), found }),
+    }
+}
+
+/// Writes the copy whose turn it is.
+fn write_super(dir: &Path, superblock: &Superblock) -> Result<(), OpenError> {
+    let path = dir.join("super");
+    let copy = superblock.counter % 2;
+    let write = || {
+        let file = OpenOptions::new().write(true).open(&path)?;
+        file.write_all_at(&superblock.encode(copy as u8), copy * DISK_ALIGN as u64)?;
+        file.sync_all()
+    };
+    write().map_err(failed("write", &path))
+}
+
+fn read_headers(dir: &Path, superblock: &Superblock) -> Result<Vec<Option<SegmentHeader>>, OpenError> {
+    let layout = Layout { segment_len: superblock.segment_len };
+    let sums = Checksums { key: superblock.key };
+    let mut files = Vec::new();
+    for (path, _) in data_files(dir, superblock) {
+        files.push(File::open(&path).map_err(failed("open", &path))?);
+    }
+    let mut headers = vec![None; superblock.segments as usize];
+    let share = headers.len().div_ceil(HEADER_READERS).max(64);
+    std::thread::scope(|scope| {
+        for (part, first) in headers.chunks_mut(share).zip((0..).step_by(share)) {
+            let files = &files;
+            scope.spawn(move || {
+                let mut bytes = vec![0u8; HEAD_LEN as usize];
+                for (header, segment) in part.iter_mut().zip(first..) {
+                    let (file, offset) = Volume::file_of(layout.position(segment, 0));
+                    // A header that cannot be read loses its segment, and nothing else.
+                    if files[file].read_exact_at(&mut bytes, offset).is_ok() {
+                        *header = SegmentHeader::decode(&bytes, &sums, layout, segment)
+                            .filter(|header| header.shard.0 < superblock.shards);
+                    }
+                }
+            });
+        }
+    });
+    Ok(headers)
+}
+
+fn volume_len(superblock: &Superblock) -> u64 {
+    u64::from(superblock.segments) * u64::from(superblock.segment_len)
+}
+
+/// The data files of a volume with their lengths in bytes.
+fn data_files(dir: &Path, superblock: &Superblock) -> Vec<(PathBuf, u64)> {
+    let total = volume_len(superblock);
+    (0..total.div_ceil(DATA_FILE_LEN))
+        .map(|n| (dir.join(format!("data.{n}")), (total - n * DATA_FILE_LEN).min(DATA_FILE_LEN)))
+        .collect()
+}
+
+fn data_file_number(name: &str) -> Option<usize> {
+    name.strip_prefix("data.")?.parse().ok()
+}
+
+/// Removes the data files from number `first` on.
+fn remove_data_files(dir: &Path, first: usize) -> Result<(), OpenError> {
+    for entry in fs::read_dir(dir).map_err(failed("list", dir))? {
+        let entry = entry.map_err(failed("list", dir))?;
+        if data_file_number(&entry.file_name().to_string_lossy()).is_some_and(|number| number >= first) {
+            fs::remove_file(entry.path()).map_err(failed("remove", &entry.path()))?;
+        }
+    }
+    Ok(())
+}
+
+fn no_room(error: io::Error, path: &Path, bytes: u64) -> OpenError {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            OpenError::NoSpace { path: path.into(), bytes }
+        }
+        _ => failed("allocate", path)(error),
+    }
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError + use<> {
+    let path = path.to_path_buf();
+    move |source| OpenError::Io { action, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(dir: &Path, mib: u64) -> DiskConfig {
+        DiskConfig { dir: dir.into(), max_size_bytes: mib << 20, ack: Ack::Buffered }
+    }
+
+    fn total_len(dir: &Path) -> u64 {
+        fs::read_dir(dir).expect("list").map(|entry| entry.expect("entry").metadata().expect("metadata").len()).sum()
+    }
+
+    /// Goal: geometry suits the size: at least 8 segments for each shard, many shards for big caches. Method: sizes by hand.
+    #[test]
+    fn geometry_follows_the_size() {
+        assert_eq!(plan(64 << 20), (1 << 20, 63, 4));
+        assert_eq!(plan(1 << 30), (1 << 20, 1023, 64));
+        assert_eq!(plan(3 << 30), (2 << 20, 1535, 128));
+        assert_eq!(plan(1 << 40), (32 << 20, 32767, 256));
+        for mib in 64..5000u64 {
+            let (segment_len, segments, shards) = plan(mib << 20);
+            assert!(segments * segment_len + SUPER_LEN <= mib << 20 && segments >= 7 * shards, "{mib} MiB");
+            assert!(mib < 1024 || shards >= 64, "{mib} MiB");
+        }
+    }
+
+    /// Goal: creation, reopening, growing and shrinking keep to `--max_size` and keep the directory's key; the lock holds.
+    /// Method: one directory through all of them.
+    #[test]
+    fn a_directory_is_made_reopened_and_resized() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let volume = open(&config(dir.path(), 64)).expect("made");
+        assert!(matches!(open(&config(dir.path(), 64)), Err(OpenError::InUse { .. })));
+        let (key, shards) = (volume.checksums(), volume.shards());
+        assert_eq!((volume.segment_count(), volume.allocated_bytes()), (63, total_len(dir.path())));
+        drop(volume);
+        for (mib, segments) in [(100, 99), (64, 63), (80, 79), (80, 79)] {
+            let volume = open(&config(dir.path(), mib)).expect("opened");
+            assert_eq!((volume.segment_count(), volume.checksums(), volume.shards()), (segments, key, shards));
+            assert!(volume.headers().iter().all(Option::is_none));
+            assert_eq!(volume.allocated_bytes(), total_len(dir.path()));
+            assert!(total_len(dir.path()) <= mib << 20);
+        }
+        let error = open(&config(dir.path(), 63)).err().expect("too small");
+        assert!(error.to_string().contains("--max_size"), "{error}");
+    }
+
+    /// Goal: what is not ours is left alone, and every refusal names the setting. Method: a foreign file, a superblock
+    /// damaged in one copy (fine), in both, of another version; an interrupted creation; no room.
+    #[test]
+    fn what_is_not_ours_is_refused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let foreign = dir.path().join("cas.v2");
+        fs::write(&foreign, "x").expect("written");
+        let error = open(&config(dir.path(), 64)).err().expect("foreign");
+        assert!(error.to_string().contains("--dir") && error.to_string().contains("cas.v2"), "{error}");
+        assert!(!dir.path().join("lock").exists());
+        fs::remove_file(&foreign).expect("removed");
+
+        fs::write(dir.path().join("data.0"), "left by a crash").expect("written");
+        fs::write(dir.path().join("super.new"), "left by a crash").expect("written");
+        drop(open(&config(dir.path(), 64)).expect("made anew"));
+
+        let path = dir.path().join("super");
+        let good = fs::read(&path).expect("read");
+        let mut bytes = good.clone();
+        bytes[20] ^= 1;
+        fs::write(&path, &bytes).expect("written");
+        drop(open(&config(dir.path(), 64)).expect("one copy is enough"));
+        bytes[DISK_ALIGN + 20] ^= 1;
+        fs::write(&path, &bytes).expect("written");
+        assert!(matches!(open(&config(dir.path(), 64)), Err(OpenError::SuperDamaged { .. })));
+        let bytes = superblock::tests::with_version(&good, superblock::VERSION + 1);
+        fs::write(&path, &bytes).expect("written");
+        assert!(matches!(open(&config(dir.path(), 64)), Err(OpenError::OtherVersion { .. })));
+
+        let empty = tempfile::tempdir().expect("a directory");
+        let error = open(&DiskConfig { max_size_bytes: 60 << 40, ..config(empty.path(), 0) }).err().expect("no room");
+        assert!(matches!(error, OpenError::NoSpace { .. }) && error.to_string().contains("--max_size"), "{error}");
+        assert!(!empty.path().join("data.0").exists(), "cleaned up");
+    }
+}

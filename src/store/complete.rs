@@ -1,0 +1,149 @@
+//! A hit in the action cache is a promise that its blobs are here.
+//!
+//! Source: REAPI, `GetActionResult`: "the server SHOULD ensure that all blobs referenced ... are available". Asking
+//! whether they are present also counts as use, so that they stay for as long as the client relies on them.
+
+use bytes::Bytes;
+
+use super::walk::{Visit, Walk, WalkStop};
+use super::{
+    Accept, ActionEntry, ActionKey, Blob, Get, Opened, Put, PutOutcome, Store, StoreError, UploadKey, UploadStatus,
+};
+use crate::limits;
+use crate::pure::action_result::{References, sort_distinct};
+use crate::pure::digest::Digest;
+use crate::pure::directory::{DirectoryScanner, Node, Shape};
+
+/// Passes everything through, except that an action whose blobs are not all present is a miss and is dropped.
+#[derive(Clone)]
+pub struct Complete<S> {
+    inner: S,
+    check: bool,
+}
+
+impl<S: Store> Complete<S> {
+    /// With `check` off every action passes.
+    pub fn new(inner: S, check: bool) -> Self {
+        Self { inner, check }
+    }
+
+    async fn is_complete(&self, action_result: &[u8]) -> Result<bool, StoreError> {
+        let Ok(references) = References::of(action_result) else { return Ok(false) };
+        if !self.are_present(references.blobs).await? {
+            return Ok(false);
+        }
+        for tree in references.trees {
+            if !self.has_files_of_tree(tree).await? {
+                return Ok(false);
+            }
+        }
+        for root in references.roots {
+            if !self.has_closure(root).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn are_present(&self, mut digests: Vec<Digest>) -> Result<bool, StoreError> {
+        sort_distinct(&mut digests);
+        if digests.is_empty() {
+            return Ok(true);
+        }
+        Ok(!self.inner.find_missing(digests).await?.contains(&true))
+    }
+
+    /// Reads the Tree as it comes and asks for its files in groups, so that memory does not grow with it.
+    async fn has_files_of_tree(&self, tree: Digest) -> Result<bool, StoreError> {
+        if tree.size > limits::TREE_LEN_MAX {
+            return Ok(false);
+        }
+        let mut blob = match self.inner.get(Get::whole(tree, Accept::Identity)).await {
+            Ok(Some(blob)) => blob,
+            Ok(None) | Err(StoreError::Lost { .. }) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        let mut scanner = DirectoryScanner::new(Shape::Tree);
+        let mut files = Vec::new();
+        loop {
+            let piece = match blob.next_piece().await {
+                Ok(Some(piece)) => piece,
+                Ok(None) => break,
+                Err(StoreError::Lost { .. }) => return Ok(false),
+                Err(error) => return Err(error),
+            };
+            let scanned = scanner.push(&piece, |node| match node {
+                Node::File(digest) => files.push(digest),
+                Node::Directory(_) => {}
+            });
+            if scanned.is_err() {
+                return Ok(false);
+            }
+            if files.len() >= limits::CHECK_DIGESTS_MAX && !self.are_present(std::mem::take(&mut files)).await? {
+                return Ok(false);
+            }
+        }
+        Ok(scanner.finish().is_ok() && self.are_present(files).await?)
+    }
+
+    /// Whether every Directory below the root is here, and every file in them.
+    async fn has_closure(&self, root: Digest) -> Result<bool, StoreError> {
+        let mut walk = Walk::new(self.inner.clone(), root);
+        let mut waiting = Vec::new();
+        loop {
+            match walk.next().await {
+                Ok(Some(Visit::Present { files, .. })) => waiting.extend(files),
+                Ok(Some(Visit::Absent { .. } | Visit::Invalid { .. })) => return Ok(false),
+                Ok(None) => return self.are_present(waiting).await,
+                // Why: what cannot be checked cannot be promised.
+                Err(WalkStop::TooMany | WalkStop::TooLong(_)) => return Ok(false),
+                Err(WalkStop::Store(error)) => return Err(error),
+            }
+            if waiting.len() >= limits::CHECK_DIGESTS_MAX && !self.are_present(std::mem::take(&mut waiting)).await? {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+impl<S: Store> Store for Complete<S> {
+    type Upload = S::Upload;
+
+    async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
+        self.inner.find_missing(digests).await
+    }
+
+    async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {
+        self.inner.get(get).await
+    }
+
+    async fn put(&self, put: Put) -> Result<PutOutcome, StoreError> {
+        self.inner.put(put).await
+    }
+
+    async fn open_upload(&self, key: UploadKey, write_offset: u64) -> Result<Opened<Self::Upload>, StoreError> {
+        self.inner.open_upload(key, write_offset).await
+    }
+
+    async fn upload_status(&self, key: UploadKey) -> Result<UploadStatus, StoreError> {
+        self.inner.upload_status(key).await
+    }
+
+    async fn action_get(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
+        let Some(entry) = self.inner.action_get(key).await? else { return Ok(None) };
+        if !self.check || self.is_complete(&entry.data).await? {
+            return Ok(Some(entry));
+        }
+        // Why: a newer version, stored meanwhile, stays.
+        self.inner.action_drop(key, entry.version).await?;
+        Ok(None)
+    }
+
+    async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError> {
+        self.inner.action_put(key, data).await
+    }
+
+    async fn action_drop(&self, key: ActionKey, version: u64) -> Result<(), StoreError> {
+        self.inner.action_drop(key, version).await
+    }
+}

@@ -1,0 +1,106 @@
+//! Everything below a root Directory, each distinct Directory once.
+//!
+//! Breadth first, with a queue and a set instead of a call stack, because depth and fan-out are the client's choice: a
+//! chain of any length costs no stack, and a graph that names the same Directories along 2^n paths costs n reads.
+
+use std::collections::{HashSet, VecDeque};
+
+use bytes::Bytes;
+
+use super::{Store, StoreError, read_raw};
+use crate::limits;
+use crate::pure::digest::Digest;
+use crate::pure::directory::{Node, Shape, WalkError, scan_pieces};
+use crate::rt::join::map_bounded;
+
+/// One Directory of the walk.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Visit {
+    Present {
+        digest: Digest,
+        /// The serialized Directory.
+        pieces: Vec<Bytes>,
+        files: Vec<Digest>,
+    },
+    /// Not in the store, or damaged there. The walk goes on without what is below.
+    Absent { digest: Digest },
+    /// Not to be read as a Directory. The walk goes on without what is below.
+    Invalid { digest: Digest, why: WalkError },
+}
+
+/// Why a walk stops.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WalkStop {
+    #[error("there are more than {} directories below the root", limits::DIRECTORIES_MAX)]
+    TooMany,
+    #[error("directory {0} is longer than {max} bytes", max = limits::DIRECTORY_LEN_MAX)]
+    TooLong(Digest),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A running walk. The order depends on the Directories alone, so that it is the same on every server.
+pub struct Walk<S> {
+    store: S,
+    /// Named, not yet read.
+    queue: VecDeque<Digest>,
+    /// Read ahead.
+    read: VecDeque<(Digest, Option<Vec<Bytes>>)>,
+    /// Everything that was ever in `queue`.
+    seen: HashSet<Digest>,
+}
+
+impl<S: Store> Walk<S> {
+    pub fn new(store: S, root: Digest) -> Self {
+        Self { store, queue: VecDeque::from([root]), read: VecDeque::new(), seen: HashSet::from([root]) }
+    }
+
+    /// The next Directory; `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<Visit>, WalkStop> {
+        if self.read.is_empty() {
+            self.read_ahead().await?;
+        }
+        let Some((digest, pieces)) = self.read.pop_front() else { return Ok(None) };
+        let Some(pieces) = pieces else { return Ok(Some(Visit::Absent { digest })) };
+        let (mut files, mut below) = (Vec::new(), Vec::new());
+        let scanned = scan_pieces(Shape::Directory, &pieces, |node| match node {
+            Node::File(digest) => files.push(digest),
+            Node::Directory(digest) => below.push(digest),
+        });
+        if let Err(why) = scanned {
+            return Ok(Some(Visit::Invalid { digest, why }));
+        }
+        for digest in below {
+            if self.seen.insert(digest) {
+                self.queue.push_back(digest);
+            }
+        }
+        if self.seen.len() > limits::DIRECTORIES_MAX {
+            return Err(WalkStop::TooMany);
+        }
+        Ok(Some(Visit::Present { digest, pieces, files }))
+    }
+
+    /// Reads the next few Directories of the queue together.
+    async fn read_ahead(&mut self) -> Result<(), WalkStop> {
+        let (mut next, mut len) = (Vec::new(), 0);
+        while let Some(&digest) = self.queue.front() {
+            if digest.size > limits::DIRECTORY_LEN_MAX {
+                return Err(WalkStop::TooLong(digest));
+            }
+            len += digest.size;
+            let full = next.len() == limits::BATCH_CONCURRENCY || len > limits::TREE_PAGE_LEN_MAX;
+            if full && !next.is_empty() {
+                break;
+            }
+            next.push(digest);
+            self.queue.pop_front();
+        }
+        let store = &self.store;
+        let read = map_bounded(next.clone(), limits::BATCH_CONCURRENCY, |digest| read_raw(store, digest)).await;
+        for (digest, pieces) in next.into_iter().zip(read) {
+            self.read.push_back((digest, pieces?));
+        }
+        Ok(())
+    }
+}
