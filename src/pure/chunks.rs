@@ -237,7 +237,12 @@ mod tests {
         assert_eq!(chunks.take(4, Some(19)), Some(Run { first: 19, count: 4 }));
         assert_eq!(chunks.take(40, Some(15)), Some(Run { first: 23, count: 7 }));
         assert_eq!(chunks.take(1, Some(30)), None);
-        for run in [Run { first: 14, count: 1 }, Run { first: 29, count: 2 }, Run { first: 15, count: 0 }, Run { first: 29, count: u32::MAX }] {
+        for run in [
+            Run { first: 14, count: 1 },
+            Run { first: 29, count: 2 },
+            Run { first: 15, count: 0 },
+            Run { first: 29, count: u32::MAX },
+        ] {
             assert!(!chunks.claim(run));
         }
     }

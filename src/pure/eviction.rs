@@ -383,7 +383,10 @@ mod tests {
     /// pinned by uploads; three ask; all but those that fit are refused one by one, the last first.
     #[test]
     fn a_deadlock_is_refused() {
-        let mut pool = Pool::new(8, (0..8).map(|n| Lease { segment: n, shard: ShardId(0), class: Class::Chunks, generation: n.into() }));
+        let mut pool = Pool::new(
+            8,
+            (0..8).map(|n| Lease { segment: n, shard: ShardId(0), class: Class::Chunks, generation: n.into() }),
+        );
         (0..3).for_each(|id| pool.ask(waiter(id)));
         let mut refused = Vec::new();
         while let Some(step) = pool.next_step() {

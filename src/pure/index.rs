@@ -5,7 +5,7 @@
 //! place, and a fill of up to 7/8 costs short scans only.
 
 use super::digest::Hash;
-use super::record::{HEADER_LEN, Key, RECORD_ALIGN, Kind};
+use super::record::{HEADER_LEN, Key, Kind, RECORD_ALIGN};
 use twox_hash::xxhash3_64::Hasher;
 
 /// What an index slot says about a key.
@@ -341,7 +341,12 @@ mod tests {
 
     /// Tags that crowd: few high parts, so that clusters grow and run over the table's end.
     fn crowded_tag() -> impl Strategy<Value = u64> {
-        prop_oneof![any::<u64>(), (0u64..200).prop_map(|low| u64::MAX - low), 0u64..200, (0u64..200).prop_map(|n| 1 << 63 | n)]
+        prop_oneof![
+            any::<u64>(),
+            (0u64..200).prop_map(|low| u64::MAX - low),
+            0u64..200,
+            (0u64..200).prop_map(|n| 1 << 63 | n)
+        ]
     }
 
     proptest! {

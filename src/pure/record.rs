@@ -264,7 +264,10 @@ impl Commit {
             return None;
         }
         let (runs, frames) = rest.split_at(runs * RUN_LEN);
-        Some(Self { runs: runs.chunks_exact(RUN_LEN).map(get_run).collect(), frames: frames.chunks_exact(FRAME_ENTRY_LEN).map(get_frame).collect() })
+        Some(Self {
+            runs: runs.chunks_exact(RUN_LEN).map(get_run).collect(),
+            frames: frames.chunks_exact(FRAME_ENTRY_LEN).map(get_frame).collect(),
+        })
     }
 
     /// Bytes of the stored stream.
@@ -361,7 +364,15 @@ mod tests {
     fn a_payload_is_checked() {
         let sums = Checksums { key: 5 };
         let key = Key { kind: Kind::Cas, hash: Hash([3; 32]), size: 5 };
-        let header = Header { kind: RecordKind::Small, key, codec: Codec::Raw, pieces: false, raw_len: 5, stored_len: 5, payload_sum: sums.payload(b"hello") };
+        let header = Header {
+            kind: RecordKind::Small,
+            key,
+            codec: Codec::Raw,
+            pieces: false,
+            raw_len: 5,
+            stored_len: 5,
+            payload_sum: sums.payload(b"hello"),
+        };
         let mut bytes = header.encode(&sums, Place { position: 64, generation: 1 }).to_vec();
         bytes.extend(b"hello");
         assert_eq!(header.payload(&bytes, &sums), Some(&b"hello"[..]));

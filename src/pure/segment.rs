@@ -196,7 +196,15 @@ impl Footer {
     }
 
     /// The footer's bytes, which end where the segment ends.
-    pub fn encode(&self, sums: &Checksums, layout: Layout, segment: u32, generation: u64, upto: u32, sealed: bool) -> Vec<u8> {
+    pub fn encode(
+        &self,
+        sums: &Checksums,
+        layout: Layout,
+        segment: u32,
+        generation: u64,
+        upto: u32,
+        sealed: bool,
+    ) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.encoded_len());
         for entry in &self.entries {
             out.extend(entry.tag.to_le_bytes());
@@ -223,14 +231,23 @@ impl Footer {
     }
 
     /// The list from the `trailer.body_len` bytes in front of the trailer. `None` when they are not those that were written.
-    pub fn decode(body: &[u8], trailer: &Trailer, sums: &Checksums, layout: Layout, segment: u32, generation: u64) -> Option<Self> {
+    pub fn decode(
+        body: &[u8],
+        trailer: &Trailer,
+        sums: &Checksums,
+        layout: Layout,
+        segment: u32,
+        generation: u64,
+    ) -> Option<Self> {
         let place = Place { position: layout.position(segment, 0), generation };
         if body.len() != trailer.body_len as usize || sums.placed(place, body) != trailer.sum {
             return None;
         }
         let (entries, mut rest) = body.split_at_checked((trailer.entries as usize).checked_mul(ENTRY_LEN)?)?;
-        let entries: Vec<_> =
-            entries.chunks_exact(ENTRY_LEN).map(|bytes| FooterEntry { tag: u64_at(bytes, 0), word: u64_at(bytes, 8) }).collect();
+        let entries: Vec<_> = entries
+            .chunks_exact(ENTRY_LEN)
+            .map(|bytes| FooterEntry { tag: u64_at(bytes, 0), word: u64_at(bytes, 8) })
+            .collect();
         let mut large = Vec::new();
         for entry in &entries {
             let word = Word::from_bits(entry.word)?;
@@ -240,7 +257,10 @@ impl Footer {
             if word.is_large() {
                 let (head, after) = rest.split_at_checked(LARGE_LEN)?;
                 let (runs, after) = after.split_at_checked((u32_at(head, 4) as usize).checked_mul(RUN_LEN)?)?;
-                large.push(LargeEntry { record_len: u32_at(head, 0), runs: runs.chunks_exact(RUN_LEN).map(get_run).collect() });
+                large.push(LargeEntry {
+                    record_len: u32_at(head, 0),
+                    runs: runs.chunks_exact(RUN_LEN).map(get_run).collect(),
+                });
                 rest = after;
             }
         }
@@ -347,7 +367,8 @@ mod tests {
         let decode = |bytes: &[u8], segment, generation| {
             let trailer = Trailer::decode(bytes, &SUMS, LAYOUT, segment, generation)?;
             let body = bytes.get(bytes.len() - TRAILER_LEN - trailer.body_len as usize..bytes.len() - TRAILER_LEN)?;
-            Footer::decode(body, &trailer, &SUMS, LAYOUT, segment, generation).map(|footer| (footer, trailer.upto, trailer.sealed))
+            Footer::decode(body, &trailer, &SUMS, LAYOUT, segment, generation)
+                .map(|footer| (footer, trailer.upto, trailer.sealed))
         };
         assert_eq!(decode(&bytes, 7, 12), Some((footer, HEAD_LEN + 4096, true)));
         assert_eq!(decode(&bytes, 7, 13), None);

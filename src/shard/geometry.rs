@@ -58,15 +58,20 @@ pub enum OpenError {
     TooSmall { given: u64 },
     #[error("--max_size is {given} bytes: the largest cache that works has {MAX_SIZE_MAX} bytes (64 TiB)")]
     TooLarge { given: u64 },
-    #[error("--max_size is {given} bytes: the cache in --dir {dir} was made with {shards} shards and needs {min} bytes; \
-             set --max_size to that or more, or use an empty directory")]
+    #[error(
+        "--max_size is {given} bytes: the cache in --dir {dir} was made with {shards} shards and needs {min} bytes; \
+             set --max_size to that or more, or use an empty directory"
+    )]
     ShrinksTooFar { dir: PathBuf, given: u64, shards: u16, min: u64 },
     #[error("--dir {dir} is in use by another process; stop that one, or use another directory")]
     InUse { dir: PathBuf },
     #[error("--dir {dir} holds {found}, which is no cache of this program; use an empty directory")]
     Foreign { dir: PathBuf, found: String },
-    #[error("--dir {dir} holds a cache of format {found}, this program reads format {}; use the program that made it, or \
-             an empty directory", superblock::VERSION)]
+    #[error(
+        "--dir {dir} holds a cache of format {found}, this program reads format {}; use the program that made it, or \
+             an empty directory",
+        superblock::VERSION
+    )]
     OtherVersion { dir: PathBuf, found: u32 },
     #[error("both copies of {path} are damaged; remove the files in --dir to start with an empty cache")]
     SuperDamaged { path: PathBuf },
@@ -249,7 +254,8 @@ fn refuse_foreign(dir: &Path) -> Result<(), OpenError> {
 
 fn lock(dir: &Path) -> Result<File, OpenError> {
     let path = dir.join("lock");
-    let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path).map_err(failed("open", &path))?;
+    let file =
+        OpenOptions::new().write(true).create(true).truncate(false).open(&path).map_err(failed("open", &path))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(OpenError::InUse { dir: dir.into() }),
