@@ -102,13 +102,13 @@ fn announce(config: &Config, volume: &Volume, grpc: &TcpListener) {
         "ringcas {} on {} cores, {} shards",
         env!("CARGO_PKG_VERSION"),
         config.cores.len(),
-        volume.shard_count(),
+        volume.shards(),
     );
     tracing::info!(
         "cache in {}: {:.3} GiB in segments of {} MiB, storage mode {:?}, acknowledged when {:?}",
         config.dir.display(),
-        volume.size_on_disk() as f64 / (1u64 << 30) as f64,
-        volume.segment_len() >> 20,
+        volume.allocated_bytes() as f64 / (1u64 << 30) as f64,
+        volume.layout().segment_len >> 20,
         config.storage_mode,
         config.ack,
     );

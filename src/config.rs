@@ -8,7 +8,8 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 
 use crate::limits;
-use crate::rt::cores::CorePlan;
+use crate::rt::cores::{CorePlan, PlanError};
+use crate::shard::{codec, disk};
 
 /// A Bazel remote-cache server: one io_uring executor pinned to each core.
 #[derive(Parser, Debug)]
@@ -62,7 +63,7 @@ pub struct Flags {
     enable_ac_key_instance_mangling: bool,
 }
 
-/// How blobs stand on disk.
+/// `--storage_mode`, with the meaning of `shard::codec::StorageMode`.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StorageMode {
     /// Compressed where that saves at least a tenth.
@@ -71,7 +72,7 @@ pub enum StorageMode {
     Uncompressed,
 }
 
-/// What an acknowledged upload has reached.
+/// `--ack`, with the meaning of `shard::disk::Ack`.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ack {
     /// Verified, and in the write buffer: a crash within the next milliseconds loses it.
@@ -80,6 +81,25 @@ pub enum Ack {
     Flushed,
     /// On stable storage: survives a power cut.
     Durable,
+}
+
+impl From<StorageMode> for codec::StorageMode {
+    fn from(mode: StorageMode) -> Self {
+        match mode {
+            StorageMode::Zstd => Self::Zstd,
+            StorageMode::Uncompressed => Self::Uncompressed,
+        }
+    }
+}
+
+impl From<Ack> for disk::Ack {
+    fn from(ack: Ack) -> Self {
+        match ack {
+            Ack::Buffered => Self::Buffered,
+            Ack::Flushed => Self::Flushed,
+            Ack::Durable => Self::Durable,
+        }
+    }
 }
 
 /// `--access_log_level`.
@@ -120,7 +140,7 @@ pub enum ConfigError {
     #[error("{setting} {value:?}: {problem}. Give [host]:port, such as :9092 or 127.0.0.1:9092")]
     Address { setting: &'static str, value: String, problem: String },
     #[error("--cores: {0}")]
-    Cores(String),
+    Cores(#[from] PlanError),
     #[error("--dir: neither it nor XDG_CACHE_HOME nor HOME is set. Give --dir a directory on a local file system")]
     NoDirectory,
     #[error("--dir {dir}: {problem}. Give --dir a directory that this user may write")]
@@ -156,7 +176,10 @@ impl Flags {
                 "none" => None,
                 value => Some(address("--http_address", value)?),
             },
-            cores: CorePlan::parse(self.cores.as_deref()).map_err(|e| ConfigError::Cores(e.to_string()))?,
+            cores: match self.cores.as_deref() {
+                Some(text) => text.parse()?,
+                None => CorePlan::every_cpu(),
+            },
             dir,
             max_size,
             storage_mode: self.storage_mode,

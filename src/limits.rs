@@ -8,6 +8,12 @@ pub const SMALL_BLOB_LEN_MAX: usize = FRAME_LEN;
 pub const CHUNK_LEN: usize = 64 << 10;
 /// Alignment of every disk read and write: offset, length and memory, in bytes.
 pub const DISK_ALIGN: usize = 4096;
+/// Spare disk buffers that a core keeps, in bytes.
+pub const DISK_BUF_SPARE_MAX: usize = 8 << 20;
+/// The most that one read takes from a socket ahead of what was asked for, in bytes.
+pub const READ_AHEAD_LEN: usize = 256 << 10;
+/// Read-ahead buffers that the connections of one core hold at a time; further ones read without.
+pub const READ_AHEAD_BUFS_MAX: usize = 32;
 /// The largest gRPC message that is accepted, in bytes (BuildGrid and BuildStream send 4 MiB and more).
 pub const GRPC_MESSAGE_LEN_MAX: usize = 16 << 20;
 /// `max_batch_total_size_bytes` as advertised: the gRPC default message limit less room for framing.
@@ -24,6 +30,11 @@ pub const REPLY_COPY_LEN_MAX: usize = 1024;
 pub const CHECK_DIGESTS_MAX: usize = 8192;
 /// The largest Tree that the check of an ActionResult reads, in bytes (about 2 million files). A larger one is a miss.
 pub const TREE_LEN_MAX: u64 = 256 << 20;
+/// The longest FileNode or DirectoryNode, in bytes: a scan holds one until it is whole. A name has at most 255 bytes on
+/// most file systems; the rest is room for node properties.
+pub const TREE_NODE_LEN_MAX: usize = 64 << 10;
+/// The longest UUID in a `resource_name`, in bytes; a real one has 36.
+pub const UPLOAD_UUID_LEN_MAX: usize = 128;
 /// Distinct Directories below one root: what a walk remembers, at about 50 bytes each.
 pub const DIRECTORIES_MAX: usize = 1 << 18;
 /// The largest Directory that is walked, in bytes, so that it can be sent in one message.
@@ -76,6 +87,8 @@ pub const READ_PIECE_LEN_MAX: usize = 1 << 20;
 
 const _: () = assert!(READ_PIECE_LEN_MAX < REPLY_LEN_MAX && FRAME_LEN <= READ_PIECE_LEN_MAX);
 const _: () = assert!(GRPC_MESSAGE_LEN_MAX <= LARGE_REQUESTS_LEN_MAX);
+/// The part of the memory limit that streaming zstd decoders may take: one in this many bytes.
+pub const DECODER_MEMORY_PART: u64 = 8;
 /// Connections that the server holds at a time; more are closed at once.
 pub const CONNECTIONS_MAX: usize = 60_000;
 

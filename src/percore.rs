@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::config::Config;
+use crate::limits;
 use crate::net::accept::{self, Inbox, Targets};
 use crate::net::{Server, Settings};
+use crate::pure::shard_map::ShardMap;
 use crate::rt;
 use crate::rt::signal::Shutdown;
 use crate::rt::tcp::Listener;
@@ -17,8 +19,7 @@ use crate::shard::disk::Disk;
 use crate::shard::geometry::Volume;
 use crate::shard::pool::{PoolMain, PoolPort};
 use crate::shard::router::RouterPort;
-use crate::shard::worker::{self, Worker};
-use crate::store::empty::Empty;
+use crate::shard::worker::{Worker, WorkerConfig};
 
 /// All that a core is given before its thread starts.
 pub struct Kit {
@@ -69,6 +70,7 @@ impl Barrier {
 pub async fn run(kit: Kit) {
     let Kit { core, config, volume, port, router, inbox, first, shutdown, quiet, closed } = kit;
     let cores = config.cores.len();
+    let shards = volume.shards();
     let load = first.as_ref().map(|first| first.targets.load());
     let mut accepting = None;
     if let Some(FirstCore { pool, listener, targets }) = first {
@@ -85,13 +87,18 @@ pub async fn run(kit: Kit) {
         access_log: config.access_log,
         ..Options::default()
     };
-    let settings = worker::Settings {
-        storage_mode: config.storage_mode.into(),
-        ram_cache_bytes: usize::try_from(config.ram_cache / cores as u64).unwrap_or(usize::MAX),
-    };
-    let router = router.start(Worker::new(disk.clone(), settings));
+    let share = |bytes: u64| usize::try_from(bytes / cores as u64).unwrap_or(usize::MAX);
+    let worker = Worker::new(
+        disk.clone(),
+        WorkerConfig {
+            mode: config.storage_mode.into(),
+            ram_bytes: share(config.ram_cache),
+            decoder_bytes: share(config.memory_limit / limits::DECODER_MEMORY_PART),
+        },
+    );
+    let router = router.start(worker.clone(), ShardMap::new(shards, cores as u16));
     let health = Health::new(true);
-    let services = Services::new(Empty::new(router.clone()), Rc::new(options), health.clone());
+    let services = Services::new(router, Rc::new(options), health.clone());
     let server = Server::new(services, Settings { stream_window: config.stream_window });
     if let Some((listener, targets)) = accepting {
         rt::spawn(accept::run(Listener::adopt(listener), targets));
@@ -111,6 +118,7 @@ pub async fn run(kit: Kit) {
         let _ = rt::time::timeout(CUT_TIME, server.drained()).await;
     }
     quiet.pass().await;
+    worker.stop().await;
     disk.shutdown().await;
     closed.pass().await;
 }

@@ -45,13 +45,18 @@ fn generate() -> BTreeMap<String, Vec<u8>> {
 #[test]
 fn generated_code_is_current() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/wire");
-    for (name, content) in generate() {
-        let path = directory.join(&name);
+    let files = generate();
+    for (name, content) in &files {
+        let path = directory.join(name);
         if std::env::var_os("RINGCAS_REGENERATE").is_some() {
-            std::fs::write(&path, &content).expect("src/wire can be written");
+            std::fs::write(&path, content).expect("src/wire can be written");
         }
         let committed = std::fs::read(&path).unwrap_or_default();
-        assert!(committed == content, "src/wire/{name} is stale: RINGCAS_REGENERATE=1 cargo test --test wire");
+        assert!(&committed == content, "src/wire/{name} is stale: RINGCAS_REGENERATE=1 cargo test --test wire");
+    }
+    for entry in std::fs::read_dir(&directory).expect("src/wire is there") {
+        let name = entry.expect("an entry of src/wire").file_name().to_string_lossy().into_owned();
+        assert!(name == "mod.rs" || files.contains_key(&name), "src/wire/{name} is not made from proto/: remove it");
     }
 }
 

@@ -102,7 +102,7 @@ fn dispatch<S: Store>(call: Call<'_, S>) {
             call.unary("ContentAddressableStorage.BatchReadBlobs", cas::batch_read_blobs)
         }
         "/build.bazel.remote.execution.v2.ContentAddressableStorage/GetTree" => {
-            call.server_streaming("ContentAddressableStorage.GetTree", cas::get_tree)
+            call.server_streaming("ContentAddressableStorage.GetTree", crate::service::tree::get_tree)
         }
         "/build.bazel.remote.execution.v2.ContentAddressableStorage/SplitBlob" => {
             call.unary("ContentAddressableStorage.SplitBlob", cas::split_blob)

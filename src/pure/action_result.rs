@@ -94,7 +94,8 @@ pub struct References {
 }
 
 impl References {
-    /// Walks a serialized ActionResult (output_files = 2, output_directories = 3, stdout_digest = 6, stderr_digest = 8).
+    /// Walks a serialized ActionResult (output_files = 2, output_directories = 3, stdout_digest = 6,
+    /// stderr_digest = 8).
     pub fn of(action_result: &[u8]) -> Result<Self, WalkError> {
         let mut found = Self::default();
         for field in Fields::of(action_result) {
@@ -219,9 +220,9 @@ mod tests {
                 stderr_digest: wire(EMPTY),
                 ..Default::default()
             };
-            let directory = reapi::OutputDirectory::default;
-            result.output_directories.extend(trees.iter().map(|&d| reapi::OutputDirectory { tree_digest: wire(d), ..directory() }));
-            result.output_directories.extend(roots.iter().map(|&d| reapi::OutputDirectory { root_directory_digest: wire(d), ..directory() }));
+            let tree = |&d: &Digest| reapi::OutputDirectory { tree_digest: wire(d), ..Default::default() };
+            let root = |&d: &Digest| reapi::OutputDirectory { root_directory_digest: wire(d), ..Default::default() };
+            result.output_directories = trees.iter().map(tree).chain(roots.iter().map(root)).collect();
             let mut expected = References { blobs: files, trees, roots };
             expected.blobs.extend(expected.trees.iter().chain(&expected.roots).chain(&stdout).copied());
             for list in [&mut expected.blobs, &mut expected.trees, &mut expected.roots] {
@@ -263,8 +264,8 @@ mod tests {
         // Each step mends what the one before complained of.
         assert_eq!(
             next(|_| ()),
-            "action_result.output_directories[1].root_directory_digest: hash must be 64 lower-case hex digits (SHA-256), \
-             got 2 bytes"
+            "action_result.output_directories[1].root_directory_digest: \
+             hash must be 64 lower-case hex digits (SHA-256), got 2 bytes"
         );
         let text = next(|r| r.output_directories[1].root_directory_digest = r.stdout_digest.clone());
         assert_eq!(text, "action_result.stderr_digest: size_bytes must not be negative, got -1");

@@ -49,6 +49,11 @@ impl Chunks {
         empty
     }
 
+    /// Takes an empty segment out unless it is closed: then whoever is emptying it will.
+    pub fn remove_if_idle(&mut self, segment: u32) -> bool {
+        !self.segments.get(&segment).is_none_or(|entry| entry.closed) && self.remove_empty(segment)
+    }
+
     pub fn contains(&self, segment: u32) -> bool {
         self.segments.contains_key(&segment)
     }
@@ -59,6 +64,11 @@ impl Chunks {
 
     pub fn segment_count(&self) -> usize {
         self.segments.len()
+    }
+
+    /// Chunks that could be taken now.
+    pub fn free(&self) -> u32 {
+        self.open.iter().map(|&segment| self.per_segment - self.taken(segment)).sum()
     }
 
     /// Chunks taken in `segment`.

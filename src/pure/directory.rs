@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use crate::limits;
 use crate::pure::digest::Digest;
 use crate::pure::protobuf::{DigestFieldError, Fields, Malformed, read_digest, read_varint, split_tag};
 
@@ -21,10 +22,6 @@ pub enum Node {
     Directory(Digest),
 }
 
-/// Longest FileNode or DirectoryNode, in bytes. Limit: one is held until it is whole. A name has at most 255 bytes on
-/// most file systems; the rest is room for node properties.
-pub const NODE_LEN_MAX: usize = 64 << 10;
-
 /// Why a stored ActionResult, Tree or Directory cannot be followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WalkError {
@@ -34,7 +31,7 @@ pub enum WalkError {
     Digest(#[from] DigestFieldError),
     #[error("an output file or directory has no digest")]
     NoDigest,
-    #[error("a node of {len} bytes is longer than {NODE_LEN_MAX}")]
+    #[error("a node of {len} bytes is longer than {max}", max = limits::TREE_NODE_LEN_MAX)]
     NodeTooLong { len: u64 },
 }
 
@@ -164,7 +161,7 @@ impl DirectoryScanner {
         if self.shape == Shape::Tree && number == 2 {
             return Ok(Step::Pass { taken, skip: len });
         }
-        if len > NODE_LEN_MAX as u64 {
+        if len > limits::TREE_NODE_LEN_MAX as u64 {
             return Err(WalkError::NodeTooLong { len });
         }
         let len = len as usize;
@@ -182,7 +179,7 @@ const FIELD_HEADER_LEN_MAX: usize = 20;
 fn missing(held: &[u8]) -> usize {
     let Ok(Some((_, tag_len))) = read_varint(held) else { return 0 };
     let Ok(Some((len, len_len))) = read_varint(&held[tag_len..]) else { return 0 };
-    (tag_len + len_len + len.min(NODE_LEN_MAX as u64) as usize).saturating_sub(held.len())
+    (tag_len + len_len + len.min(limits::TREE_NODE_LEN_MAX as u64) as usize).saturating_sub(held.len())
 }
 
 /// FileNode and DirectoryNode: digest = 2.

@@ -5,6 +5,7 @@ pub mod batch;
 pub mod chunks;
 pub mod digest;
 pub mod directory;
+pub mod encoding;
 pub mod eviction;
 pub mod find_missing;
 pub mod grpc_frame;

@@ -69,6 +69,7 @@ impl<'a> Fields<'a> {
         Self { message, at: 0 }
     }
 
+    #[inline]
     fn field(&mut self) -> Result<Field<'a>, Malformed> {
         let start = self.at;
         let (number, wire_type) = split_tag(self.varint()?)?;
@@ -91,6 +92,7 @@ impl<'a> Fields<'a> {
         Ok(Field { number, value, range: start..self.at })
     }
 
+    #[inline]
     fn varint(&mut self) -> Result<u64, Malformed> {
         let (value, len) = read_varint(&self.message[self.at..])?.ok_or(Malformed::Truncated)?;
         self.at += len;
@@ -129,7 +131,16 @@ pub fn split_tag(tag: u64) -> Result<(u32, u8), Malformed> {
 }
 
 /// A varint and its length in bytes; `None` when more bytes are needed.
+#[inline]
 pub fn read_varint(bytes: &[u8]) -> Result<Option<(u64, usize)>, Malformed> {
+    // Why: tags and most lengths have one byte.
+    if let Some(&byte @ 0..0x80) = bytes.first() {
+        return Ok(Some((u64::from(byte), 1)));
+    }
+    read_long_varint(bytes)
+}
+
+fn read_long_varint(bytes: &[u8]) -> Result<Option<(u64, usize)>, Malformed> {
     let mut value = 0;
     for (i, &byte) in bytes.iter().take(10).enumerate() {
         if i == 9 && byte > 1 {
@@ -169,6 +180,13 @@ pub enum DigestFieldError {
 
 /// Reads a serialized `build.bazel.remote.execution.v2.Digest` (hash = 1, size_bytes = 2).
 pub fn read_digest(message: &[u8]) -> Result<Digest, DigestFieldError> {
+    // Why: the one form that clients send, and the inner loop of FindMissing: a third less time than field by field.
+    if let Some((&[0x0a, 64, ref hash @ .., 0x10], size)) = message.split_first_chunk::<67>()
+        && let Some((size_bytes, len)) = read_varint(size)?
+        && len == size.len()
+    {
+        return Ok(Digest::parse(hash, size_bytes as i64)?);
+    }
     let (mut hash, mut size_bytes) = (&[][..], 0);
     for field in Fields::of(message) {
         let field = field?;

@@ -21,6 +21,8 @@
 //! The payload follows at once. Why position and generation are in the checksum: nothing that a client can upload, and no
 //! stale copy, can be taken for a record.
 
+use std::hash::Hasher as _;
+
 use super::digest::Hash;
 use twox_hash::xxhash3_64::Hasher;
 
@@ -101,6 +103,13 @@ impl Checksums {
     /// Of payload: bound to nothing but the directory.
     pub fn payload(&self, bytes: &[u8]) -> u64 {
         Hasher::oneshot_with_seed(self.key, bytes)
+    }
+
+    /// Of payload in pieces.
+    pub fn payload_of_pieces(&self, pieces: &[&[u8]]) -> u64 {
+        let mut hasher = Hasher::with_seed(self.key);
+        pieces.iter().for_each(|piece| hasher.write(piece));
+        hasher.finish()
     }
 
     /// Of headers and footers: bound to where they stand.

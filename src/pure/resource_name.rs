@@ -7,8 +7,9 @@
 //! ```
 //! INSTANCE may have several segments, none of them a keyword. Source: REAPI, comments at `ContentAddressableStorage`.
 
+use crate::limits;
 use crate::pure::digest::{Digest, DigestError};
-use crate::store::Encoding;
+use crate::pure::encoding::Encoding;
 
 /// What a `ReadRequest.resource_name` names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +44,7 @@ pub enum NameError {
     Instance,
     #[error("ends before its {0}")]
     Short(&'static str),
-    #[error("the upload's UUID must have 1 to {UUID_LEN_MAX} bytes")]
+    #[error("the upload's UUID must have 1 to {max} bytes", max = limits::UPLOAD_UUID_LEN_MAX)]
     Uuid,
     #[error("the compressor must be zstd (an uncompressed blob is at blobs/), got {0:?}")]
     Compressor(String),
@@ -59,8 +60,6 @@ pub enum NameError {
 
 /// Longest name, in bytes. Limit: it is kept for as long as an upload is.
 pub const NAME_LEN_MAX: usize = 4096;
-/// Longest UUID segment, in bytes; a real one has 36.
-pub const UUID_LEN_MAX: usize = 128;
 /// Longest piece of a bad name that an error text repeats, in characters.
 const QUOTE_CHARS_MAX: usize = 32;
 
@@ -89,7 +88,7 @@ impl<'a> WriteName<'a> {
             return Err(NameError::Keyword(keyword, "uploads"));
         }
         let uuid = segments.next().ok_or(NameError::Short("UUID"))?;
-        if uuid.is_empty() || uuid.len() > UUID_LEN_MAX {
+        if uuid.is_empty() || uuid.len() > limits::UPLOAD_UUID_LEN_MAX {
             return Err(NameError::Uuid);
         }
         let given = segments.next().ok_or(NameError::Short("keyword blobs or compressed-blobs"))?;
@@ -233,7 +232,10 @@ mod tests {
         let write_error = |name: String| WriteName::parse(&name).expect_err(&name);
         assert!(matches!(write_error(format!("blobs/{HEX}/12")), Keyword("blobs", "uploads")));
         assert!(matches!(write_error(format!("uploads//blobs/{HEX}/12")), Uuid));
-        assert!(matches!(write_error(format!("uploads/{}/blobs/{HEX}/12", "u".repeat(UUID_LEN_MAX + 1))), Uuid));
+        assert!(matches!(
+            write_error(format!("uploads/{}/blobs/{HEX}/12", "u".repeat(limits::UPLOAD_UUID_LEN_MAX + 1))),
+            Uuid
+        ));
         assert!(matches!(write_error(format!("uploads/u/actions/{HEX}/12")), Keyword("actions", _)));
         assert!(matches!(write_error(format!("uploads/u/{HEX}/12")), NoKeyword(_)));
     }
@@ -261,7 +263,9 @@ mod tests {
 
         /// Goal: no text makes the parser panic. Method: random segments out of keywords and any characters.
         #[test]
-        fn garbage_never_panics(name in "(/|blobs|uploads|compressed-blobs|zstd|sha256|[0-9a-f]{64}|-?[0-9]{0,20}|.){0,12}") {
+        fn garbage_never_panics(
+            name in "(/|blobs|uploads|compressed-blobs|zstd|sha256|[0-9a-f]{64}|-?[0-9]{0,20}|.){0,12}",
+        ) {
             let _ = (ReadName::parse(&name), WriteName::parse(&name));
         }
     }

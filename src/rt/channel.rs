@@ -1,4 +1,7 @@
 //! Bounded channels and one-shot replies whose two ends may live on different cores.
+//!
+//! A wake from another core is an event to the receiving reactor, and `pulse` covers the case in which the executor
+//! parks all the same; nothing is to be added by who receives.
 
 use futures_channel::{mpsc, oneshot};
 use futures_util::{SinkExt, StreamExt};
@@ -13,7 +16,8 @@ pub struct Sender<T>(mpsc::Sender<T>);
 /// The receiving end of a bounded channel.
 pub struct Receiver<T>(mpsc::Receiver<T>);
 
-/// A channel that holds at most `bound` + 1 messages.
+/// A channel that holds at most `bound` messages and one more for each sender.
+/// Limit: so clone a sender for each core or task that sends, never for each message.
 pub fn bounded<T: Send>(bound: usize) -> (Sender<T>, Receiver<T>) {
     let (sender, receiver) = mpsc::channel(bound);
     (Sender(sender), Receiver(receiver))
@@ -75,6 +79,8 @@ impl<T> ReplyTo<T> {
 impl<T> Reply<T> {
     /// The answer; `Closed` when the answering side was dropped without one.
     pub async fn recv(self) -> Result<T, Closed> {
+        // The answer is due: a core that waits for another must not oversleep it.
+        let _busy = super::busy();
         self.0.await.map_err(|_| Closed)
     }
 }

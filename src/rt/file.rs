@@ -1,72 +1,106 @@
 //! Data files: preallocated, opened with O_DIRECT, read and written in whole `DISK_ALIGN` blocks.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fs::OpenOptions;
+use std::future::Future;
 use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Context, Poll};
 
-use super::local::Event;
-use crate::limits::DISK_ALIGN;
+use glommio::io::{DmaBuffer, DmaFile};
 
-/// A buffer that the kernel can read or write directly. Core-local.
-pub struct DiskBuf(glommio::io::DmaBuffer);
+use super::pulse;
+use crate::limits::{DISK_ALIGN, DISK_BUF_SPARE_MAX};
 
 /// An open data file. Core-local; every core opens its own. Clones share the descriptor.
 #[derive(Clone)]
-pub struct DiskFile(Rc<glommio::io::DmaFile>);
+pub struct DiskFile(Rc<DmaFile>);
 
 /// Creates `path` (it must not exist) with `len` bytes allocated on the device. Blocks: for start-up only.
+/// Fails with `EOPNOTSUPP` where the file system cannot allocate, instead of writing zeros.
 pub fn create_preallocated(path: &Path, len: u64) -> io::Result<()> {
-    use std::os::fd::AsRawFd;
-    let file = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
-    let len = libc::off_t::try_from(len).map_err(io::Error::other)?;
-    // SAFETY: the descriptor belongs to `file`, which outlives the call.
-    match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len) } {
-        0 => file.sync_all(),
-        code => Err(io::Error::from_raw_os_error(code)),
-    }
-}
-
-/// Bytes that an unprivileged process can still allocate on the file system of `path`.
-pub fn free_space(path: &Path) -> io::Result<u64> {
-    use std::os::unix::ffi::OsStrExt;
-    let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: `stat` is plain data that the call fills; the path is a C string that outlives the call.
-    let stat = unsafe {
-        let mut stat: libc::statvfs = std::mem::zeroed();
-        if libc::statvfs(path.as_ptr(), &mut stat) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        stat
-    };
-    Ok(stat.f_bavail * stat.f_frsize)
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
+    allocate(&file, len)
 }
 
 /// Makes the existing file `path` `len` bytes long, allocated on the device. Blocks: for start-up only.
 pub fn grow_preallocated(path: &Path, len: u64) -> io::Result<()> {
-    use std::os::fd::AsRawFd;
     let file = std::fs::OpenOptions::new().read(true).write(true).open(path)?;
-    let len = libc::off_t::try_from(len).map_err(io::Error::other)?;
-    // SAFETY: the descriptor belongs to `file`, which outlives the call.
-    match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len) } {
-        0 => file.sync_all(),
-        code => Err(io::Error::from_raw_os_error(code)),
-    }
+    allocate(&file, len)?;
+    file.sync_all()
+}
+
+/// A buffer that the kernel can read or write directly. Core-local. Comes from the core's pool, and goes back to it.
+pub struct DiskBuf {
+    /// `None` only while a write has it.
+    buffer: Option<Rc<DmaBuffer>>,
 }
 
 impl DiskBuf {
-    /// A buffer of `len` bytes, a multiple of `DISK_ALIGN`. Its content is unspecified.
+    /// A buffer of `len` bytes, a positive multiple of `DISK_ALIGN`. Its content is unspecified: zeros, or what a former
+    /// user of this core's pool left.
     pub fn new(len: usize) -> Self {
-        assert!(len.is_multiple_of(DISK_ALIGN), "{len} is not a multiple of {DISK_ALIGN}");
-        Self(glommio::allocate_dma_buffer_global(len))
+        assert!(len > 0 && len.is_multiple_of(DISK_ALIGN), "{len} is not a positive multiple of {DISK_ALIGN}");
+        let buffer = POOL.with_borrow_mut(|pool| pool.take(len)).unwrap_or_else(|| {
+            let mut buffer = glommio::allocate_dma_buffer_global(len);
+            // Why: fresh memory may hold anything of this process, and padding goes to disk.
+            buffer.as_bytes_mut().fill(0);
+            Rc::new(buffer)
+        });
+        Self { buffer: Some(buffer) }
     }
 
     pub fn bytes(&self) -> &[u8] {
-        self.0.as_bytes()
+        self.buffer.as_ref().expect(HELD).as_bytes()
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        self.0.as_bytes_mut()
+        let buffer = self.buffer.as_mut().expect(HELD);
+        Rc::get_mut(buffer).expect("a write gives its share back before it returns the buffer").as_bytes_mut()
+    }
+}
+
+const HELD: &str = "only a write takes the buffer out, and it owns the whole `DiskBuf`";
+
+impl Drop for DiskBuf {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            // A thread that is ending has no pool any more.
+            let _ = POOL.try_with(|pool| pool.borrow_mut().give(buffer));
+        }
+    }
+}
+
+/// Spare buffers of a core, by length.
+#[derive(Default)]
+struct Pool {
+    spare: HashMap<usize, Vec<Rc<DmaBuffer>>>,
+    bytes: usize,
+}
+
+thread_local! {
+    static POOL: RefCell<Pool> = RefCell::default();
+}
+
+impl Pool {
+    fn take(&mut self, len: usize) -> Option<Rc<DmaBuffer>> {
+        let buffer = self.spare.get_mut(&len)?.pop()?;
+        self.bytes -= len;
+        Some(buffer)
+    }
+
+    fn give(&mut self, mut buffer: Rc<DmaBuffer>) {
+        let len = buffer.len();
+        // A share that somebody still holds must not be handed out again.
+        if self.bytes + len <= DISK_BUF_SPARE_MAX && Rc::get_mut(&mut buffer).is_some() {
+            self.bytes += len;
+            self.spare.entry(len).or_default().push(buffer);
+        }
     }
 }
 
@@ -82,13 +116,37 @@ impl ReadBuf {
 impl DiskFile {
     /// Opens an existing data file for reading and writing.
     pub async fn open(path: &Path) -> io::Result<Self> {
-        let file = glommio::io::OpenOptions::new().read(true).write(true).dma_open(path).await?;
+        // Why twice: glommio looks the path up again after opening it, and panics when it has gone meanwhile. A name
+        // under /proc/self/fd cannot go while we hold it. And it does without O_DIRECT in places; we do not.
+        let held = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path);
+        let held = held.map_err(|error| match error.raw_os_error() {
+            Some(libc::EINVAL) => io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!(
+                    "the file system of {} has no direct I/O (O_DIRECT): put the cache directory on ext4, XFS or \
+                     another local file system",
+                    path.display()
+                ),
+            ),
+            _ => error,
+        })?;
+        let name = format!("/proc/self/fd/{}", held.as_raw_fd());
+        let file = glommio::io::OpenOptions::new().read(true).write(true).dma_open(name).await?;
+        if file.alignment() > DISK_ALIGN as u64 {
+            return Err(io::Error::other(format!(
+                "the device of {} has blocks of {} bytes; at most {DISK_ALIGN} are supported",
+                path.display(),
+                file.alignment()
+            )));
+        }
         Ok(Self(Rc::new(file)))
     }
 
     /// Reads exactly `len` bytes at `offset`, both multiples of `DISK_ALIGN`. `UnexpectedEof` beyond the end.
     pub async fn read(&self, offset: u64, len: usize) -> io::Result<ReadBuf> {
-        assert!(offset.is_multiple_of(DISK_ALIGN as u64) && len.is_multiple_of(DISK_ALIGN));
+        assert_aligned(offset, len);
+        let _busy = pulse::busy();
+        // Why not `read_at`: with a position that is not aligned it returns bytes beyond the end of the file.
         let got = self.0.read_at_aligned(offset, len).await?;
         if got.len() < len {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -96,36 +154,82 @@ impl DiskFile {
         Ok(ReadBuf(got))
     }
 
-    /// Writes the first `len` bytes of `buf` at `offset`, both multiples of `DISK_ALIGN`, and gives the buffer back.
-    /// Runs to its end even when the caller goes away, so a region must be reused only after its write has ended.
+    /// Writes the first `len` bytes of `buf` at `offset`, both multiples of `DISK_ALIGN`, and gives a buffer of the same
+    /// length back, whose content is unspecified. A write of the whole buffer is the cheapest.
+    ///
+    /// Once begun it runs to its end even when the caller goes away, so a region must be reused only after its write has
+    /// ended.
     pub async fn write(&self, offset: u64, buf: DiskBuf, len: usize) -> io::Result<DiskBuf> {
-        assert!(offset.is_multiple_of(DISK_ALIGN as u64) && len.is_multiple_of(DISK_ALIGN));
+        assert_aligned(offset, len);
         let file = self.0.clone();
-        let slot: Rc<RefCell<Option<io::Result<DiskBuf>>>> = Rc::default();
-        let done = Event::default();
-        let ended = done.wait();
-        let filled = slot.clone();
-        super::spawn(async move {
-            let mut shared = buf.0;
-            shared.trim_to_size(len);
-            let shared = Rc::new(shared);
-            let result = file.write_rc_at(shared.clone(), offset).await;
-            let result = match result {
-                Ok(written) if written < len => Err(io::ErrorKind::WriteZero.into()),
-                Ok(_) => {
-                    Rc::try_unwrap(shared).map(DiskBuf).map_err(|_| io::Error::other("the buffer is still shared"))
-                }
-                Err(error) => Err(error.into()),
-            };
-            *filled.borrow_mut() = Some(result);
-            done.notify();
-        });
-        ended.await;
-        slot.borrow_mut().take().expect("set before the event")
+        Landing::new(async move {
+            let _busy = pulse::busy();
+            let (written, buf) = write_whole(&file, offset, buf, len).await?;
+            if written < len { Err(io::ErrorKind::WriteZero.into()) } else { Ok(buf) }
+        })
+        .await
     }
 
     /// Waits until all that has been written is on the device.
     pub async fn sync(&self) -> io::Result<()> {
+        let _busy = pulse::busy();
         self.0.fdatasync().await.map_err(Into::into)
+    }
+}
+
+async fn write_whole(file: &DmaFile, offset: u64, mut buf: DiskBuf, len: usize) -> io::Result<(usize, DiskBuf)> {
+    let whole = buf.bytes().len();
+    if len == whole {
+        let shared = buf.buffer.clone().expect(HELD);
+        return Ok((file.write_rc_at(shared, offset).await?, buf));
+    }
+    assert!(len < whole, "a write of {len} bytes from a buffer of {whole}");
+    // Why not kept: glommio can shorten a buffer, but not lengthen it again.
+    let buffer = buf.buffer.take().expect(HELD);
+    let mut buffer = Rc::try_unwrap(buffer).map_err(|_| io::Error::other("the buffer is still shared"))?;
+    buffer.trim_to_size(len);
+    Ok((file.write_at(buffer, offset).await?, DiskBuf::new(whole)))
+}
+
+fn assert_aligned(offset: u64, len: usize) {
+    assert!(
+        offset.is_multiple_of(DISK_ALIGN as u64) && len.is_multiple_of(DISK_ALIGN) && len > 0,
+        "disk access of {len} bytes at {offset} is not in whole blocks of {DISK_ALIGN}"
+    );
+}
+
+/// An operation that goes on by itself when its future is dropped half-way.
+///
+/// Why: a DMA write that is cancelled usually still lands, later, where somebody else may write by then.
+struct Landing<T: 'static>(Option<Pin<Box<dyn Future<Output = T>>>>);
+
+impl<T: 'static> Landing<T> {
+    fn new(operation: impl Future<Output = T> + 'static) -> Self {
+        Self(Some(Box::pin(operation)))
+    }
+}
+
+impl<T: 'static> Future for Landing<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let operation = self.0.as_mut().expect("not polled after it ended");
+        let ended = operation.as_mut().poll(context);
+        if ended.is_ready() {
+            self.0 = None;
+        }
+        ended
+    }
+}
+
+impl<T: 'static> Drop for Landing<T> {
+    fn drop(&mut self) {
+        let Some(operation) = self.0.take() else { return };
+        if pulse::on_core() {
+            glommio::spawn_local(async move { drop(operation.await) }).detach();
+        } else {
+            // The executor is gone with the operation under way: the kernel may still read the buffer.
+            std::mem::forget(operation);
+        }
     }
 }

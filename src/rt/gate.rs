@@ -2,14 +2,17 @@
 
 use std::cell::RefCell;
 use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
+
+use super::local::Waiters;
 
 #[derive(Default)]
 struct State {
     inside: usize,
     closed: bool,
-    waiters: Vec<Waker>,
+    waiters: Waiters,
 }
 
 /// A core-local gate. Clones share the count.
@@ -40,6 +43,13 @@ impl Gate {
         true
     }
 
+    /// As `spawn`, for a future whose panic shall cost itself only; the panic has been logged by the panic hook.
+    pub fn spawn_caught(&self, future: impl Future<Output = ()> + 'static) -> bool {
+        self.spawn(async move {
+            let _ = super::catch(future).await;
+        })
+    }
+
     /// Lets nobody in from now on.
     pub fn close(&self) {
         self.0.borrow_mut().closed = true;
@@ -61,18 +71,35 @@ impl Gate {
     }
 
     /// Waits until nobody is inside.
-    pub async fn wait_empty(&self) {
-        std::future::poll_fn(|context| {
-            let mut state = self.0.borrow_mut();
-            if state.inside == 0 {
-                return Poll::Ready(());
-            }
-            if !state.waiters.iter().any(|waker| waker.will_wake(context.waker())) {
-                state.waiters.push(context.waker().clone());
-            }
-            Poll::Pending
-        })
-        .await
+    pub fn wait_empty(&self) -> WaitEmpty {
+        WaitEmpty { gate: self.clone(), slot: None }
+    }
+}
+
+/// The wait for an empty gate.
+pub struct WaitEmpty {
+    gate: Gate,
+    slot: Option<u64>,
+}
+
+impl Future for WaitEmpty {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let wait = &mut *self;
+        let mut state = wait.gate.0.borrow_mut();
+        if state.inside == 0 {
+            return Poll::Ready(());
+        }
+        state.waiters.put(&mut wait.slot, context.waker());
+        Poll::Pending
+    }
+}
+
+impl Drop for WaitEmpty {
+    fn drop(&mut self) {
+        let left = self.gate.0.borrow_mut().waiters.remove(self.slot);
+        drop(left); // Outside of the borrow: dropping a waker may run other drops.
     }
 }
 
@@ -84,8 +111,62 @@ impl Drop for Pass {
             if state.inside > 0 {
                 return;
             }
-            std::mem::take(&mut state.waiters)
+            state.waiters.take_all()
         };
         waiters.into_iter().for_each(Waker::wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rt::cores::block_on;
+    use crate::rt::time;
+
+    /// Goal: a gate counts who is inside, lets nobody in once closed, and is waited for until the last has left.
+    /// Method: three tasks that each yield a different number of times.
+    #[test]
+    fn closes_and_empties() {
+        block_on(async {
+            let gate = Gate::default();
+            for turns in [1, 5, 20] {
+                let entered = gate.spawn(async move {
+                    for _ in 0..turns {
+                        time::yield_once().await;
+                    }
+                });
+                assert!(entered);
+            }
+            assert_eq!(gate.len(), 3);
+            gate.close();
+            assert!(!gate.spawn(async { unreachable!("the gate is closed") }));
+            gate.wait_empty().await;
+            assert!(gate.is_empty() && gate.is_closed());
+        });
+    }
+
+    /// Goal: a panic inside leaves the gate, whether caught there or around a pass.
+    /// Method: one caught task that panics; its log line is expected.
+    #[test]
+    fn a_caught_panic_leaves() {
+        block_on(async {
+            let gate = Gate::default();
+            assert!(gate.spawn_caught(async { panic!("on purpose") }));
+            gate.wait_empty().await;
+        });
+    }
+
+    /// Goal: a wait that is given up leaves no waker behind.
+    /// Method: poll waits once and drop them.
+    #[test]
+    fn waits_leave_nothing() {
+        block_on(async {
+            let gate = Gate::default();
+            let _pass = gate.enter();
+            for _ in 0..10 {
+                let _ = time::race(gate.wait_empty(), std::future::ready(())).await;
+            }
+            assert!(gate.0.borrow().waiters.is_empty());
+        });
     }
 }

@@ -1,8 +1,10 @@
 //! Core-local shared state: every borrow is a closure, so there is nowhere to write `.await` inside one.
 
 use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 
 /// A value shared by the tasks of one core.
 pub struct Local<T>(Rc<RefCell<T>>);
@@ -31,30 +33,81 @@ pub struct Event(Rc<EventState>);
 #[derive(Default)]
 struct EventState {
     generation: Cell<u64>,
-    waiters: RefCell<Vec<Waker>>,
+    waiters: RefCell<Waiters>,
 }
 
 impl Event {
     /// Wakes all who wait.
     pub fn notify(&self) {
         self.0.generation.set(self.0.generation.get().wrapping_add(1));
-        let waiters = std::mem::take(&mut *self.0.waiters.borrow_mut());
+        let waiters = self.0.waiters.borrow_mut().take_all();
         waiters.into_iter().for_each(Waker::wake);
     }
 
     /// Waits for the next `notify` after this call (the call, not the first poll).
-    pub fn wait(&self) -> impl Future<Output = ()> + 'static {
-        let state = self.0.clone();
-        let seen = state.generation.get();
-        std::future::poll_fn(move |context| {
-            if state.generation.get() != seen {
-                return Poll::Ready(());
+    pub fn wait(&self) -> EventWait {
+        EventWait { state: self.0.clone(), seen: self.0.generation.get(), slot: None }
+    }
+}
+
+/// The wait for an event. Dropping it leaves nothing behind.
+pub struct EventWait {
+    state: Rc<EventState>,
+    seen: u64,
+    slot: Option<u64>,
+}
+
+impl Future for EventWait {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let wait = &mut *self;
+        if wait.state.generation.get() != wait.seen {
+            return Poll::Ready(());
+        }
+        wait.state.waiters.borrow_mut().put(&mut wait.slot, context.waker());
+        Poll::Pending
+    }
+}
+
+impl Drop for EventWait {
+    fn drop(&mut self) {
+        let left = self.state.waiters.borrow_mut().remove(self.slot);
+        drop(left); // Outside of the borrow: dropping a waker may run other drops.
+    }
+}
+
+/// Wakers, each of which its waiter can replace and take back.
+#[derive(Default)]
+pub(super) struct Waiters {
+    wakers: Vec<(u64, Waker)>,
+    numbers: u64,
+}
+
+impl Waiters {
+    /// Makes `waker` the one of the waiter that `slot` names; it gets a number the first time.
+    pub(super) fn put(&mut self, slot: &mut Option<u64>, waker: &Waker) {
+        match self.wakers.iter_mut().find(|(number, _)| Some(*number) == *slot) {
+            Some((_, known)) => known.clone_from(waker),
+            None => {
+                self.numbers += 1;
+                *slot = Some(self.numbers);
+                self.wakers.push((self.numbers, waker.clone()));
             }
-            let mut waiters = state.waiters.borrow_mut();
-            if !waiters.iter().any(|waker| waker.will_wake(context.waker())) {
-                waiters.push(context.waker().clone());
-            }
-            Poll::Pending
-        })
+        }
+    }
+
+    pub(super) fn remove(&mut self, slot: Option<u64>) -> Option<Waker> {
+        let at = self.wakers.iter().position(|(number, _)| Some(*number) == slot)?;
+        Some(self.wakers.remove(at).1)
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.wakers.is_empty()
+    }
+
+    pub(super) fn take_all(&mut self) -> Vec<Waker> {
+        std::mem::take(&mut self.wakers).into_iter().map(|(_, waker)| waker).collect()
     }
 }

@@ -5,10 +5,12 @@ use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
+
+use super::local::Waiters;
 
 /// Tells every core once that it is time to stop. Clones share it; any thread may hold one.
 #[derive(Clone, Default)]
@@ -17,13 +19,7 @@ pub struct Shutdown(Arc<State>);
 #[derive(Default)]
 struct State {
     triggered: AtomicBool,
-    waiting: Mutex<Waiting>,
-}
-
-#[derive(Default)]
-struct Waiting {
-    wakers: Vec<(u64, Waker)>,
-    numbers: u64,
+    waiting: Mutex<Waiters>,
 }
 
 impl Shutdown {
@@ -37,9 +33,9 @@ impl Shutdown {
         let wakers = {
             let mut waiting = self.0.lock();
             self.0.triggered.store(true, Ordering::SeqCst);
-            std::mem::take(&mut waiting.wakers)
+            waiting.take_all()
         };
-        wakers.into_iter().for_each(|(_, waker)| waker.wake());
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// True once triggered.
@@ -49,12 +45,12 @@ impl Shutdown {
 
     /// Waits until it is triggered, on any core.
     pub fn wait(&self) -> Wait {
-        Wait { state: self.0.clone(), number: None }
+        Wait { state: self.0.clone(), slot: None }
     }
 }
 
 impl State {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, Waiters> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -62,7 +58,7 @@ impl State {
 /// The wait for a shutdown.
 pub struct Wait {
     state: Arc<State>,
-    number: Option<u64>,
+    slot: Option<u64>,
 }
 
 impl Future for Wait {
@@ -75,24 +71,15 @@ impl Future for Wait {
         if state.triggered.load(Ordering::SeqCst) {
             return Poll::Ready(());
         }
-        let known = waiting.wakers.iter_mut().find(|(number, _)| Some(*number) == self.number);
-        if let Some((_, waker)) = known {
-            waker.clone_from(context.waker());
-        } else {
-            waiting.numbers += 1;
-            let number = waiting.numbers;
-            waiting.wakers.push((number, context.waker().clone()));
-            self.number = Some(number);
-        }
+        waiting.put(&mut self.slot, context.waker());
         Poll::Pending
     }
 }
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        if let Some(number) = self.number {
-            self.state.lock().wakers.retain(|(known, _)| *known != number);
-        }
+        let left = self.state.lock().remove(self.slot);
+        drop(left);
     }
 }
 

@@ -1,22 +1,531 @@
 //! `build.bazel.remote.execution.v2.ActionCache`.
+//!
+//! Neither Action nor Command is ever looked at: moon's "action" is JSON, and the key is all that matters.
+
+use std::collections::HashSet;
 
 use bytes::Bytes;
+use prost::Message;
+use sha2::{Digest as _, Sha256};
 
-use super::{CallContext, Code, Reply, Services, Status};
-use crate::store::Store;
+use super::cas::store_blob;
+use super::{CallContext, Reply, Services, Status, check_digest_function, decode, parse_digest};
+use crate::limits;
+use crate::pure::action_result::{needs_rewrite, validate};
+use crate::pure::digest::{Digest, Hash};
+use crate::rt::join::map_bounded;
+use crate::store::{ActionEntry, ActionKey, Encoding, Store, read_raw};
+use crate::wire::reapi::{self, ActionResult, GetActionResultRequest, UpdateActionResultRequest};
 
+/// `GetActionResult`. A stored result whose blobs are not all here never gets to this point (see `store::complete`).
 pub async fn get_action_result<S: Store>(
-    _services: &Services<S>,
+    services: &Services<S>,
     _context: &CallContext,
-    _request: Bytes,
+    request: Bytes,
 ) -> Result<Reply, Status> {
-    Err(Status::new(Code::Unimplemented, "not yet"))
+    let request: GetActionResultRequest = decode(request)?;
+    check_digest_function(request.digest_function)?;
+    let key = action_key(services, &request.instance_name, request.action_digest.as_ref())?;
+    let Some(entry) = services.store.action_get(key).await? else { return Err(miss()) };
+    let files = !request.inline_output_files.is_empty();
+    let answer = match needs_rewrite(&entry.data, request.inline_stdout, request.inline_stderr, files) {
+        Ok(false) => Some(entry.data.clone()),
+        Ok(true) => rewrite(services, &request, &entry).await,
+        Err(_) => None,
+    };
+    match answer.filter(|data| data.len() <= limits::REPLY_LEN_MAX) {
+        Some(data) => Ok(vec![data]),
+        None => {
+            services.store.action_drop(key, entry.version).await?;
+            Err(miss())
+        }
+    }
 }
 
+/// `UpdateActionResult`. Answers with what was stored: contents that came inline are in the CAS from then on.
 pub async fn update_action_result<S: Store>(
-    _services: &Services<S>,
-    _context: &CallContext,
-    _request: Bytes,
+    services: &Services<S>,
+    context: &CallContext,
+    request: Bytes,
 ) -> Result<Reply, Status> {
-    Err(Status::new(Code::Unimplemented, "not yet"))
+    context.require_write()?;
+    let request: UpdateActionResultRequest = decode(request)?;
+    check_digest_function(request.digest_function)?;
+    let key = action_key(services, &request.instance_name, request.action_digest.as_ref())?;
+    let mut result = request.action_result.ok_or_else(|| Status::invalid("action_result: must be set"))?;
+    validate(&result).map_err(|error| Status::invalid(error.to_string()))?;
+    let moved = take_inline(&mut result)?;
+    let len = result.encoded_len();
+    if len > limits::ACTION_RESULT_LEN_MAX {
+        return Err(Status::invalid(format!(
+            "action_result: has {len} bytes without inline contents, more than {}",
+            limits::ACTION_RESULT_LEN_MAX
+        )));
+    }
+    let instance = request.instance_name.as_str();
+    let stored = map_bounded(moved, limits::BATCH_CONCURRENCY, async |(digest, data)| {
+        store_blob(services, instance, digest, Encoding::Identity, data).await
+    })
+    .await;
+    for outcome in stored {
+        outcome?;
+    }
+    let mut data = Bytes::from(result.encode_to_vec());
+    if data.is_empty() {
+        data = Bytes::from_static(EXIT_CODE_0);
+    }
+    services.store.action_put(key, data.clone()).await?;
+    Ok(vec![data])
+}
+
+/// The ActionResult of an action without outputs, which prost encodes in no bytes, with its `exit_code` = 4 spelt out:
+/// below the services no entry is empty.
+const EXIT_CODE_0: &[u8] = &[0x20, 0];
+
+fn miss() -> Status {
+    Status::not_found("the action is not in the cache, or a blob of its result is not")
+}
+
+/// The key of an action. With mangling it is SHA-256(hex of the action's hash, instance name), as in bazel-remote.
+fn action_key<S>(services: &Services<S>, instance: &str, digest: Option<&reapi::Digest>) -> Result<ActionKey, Status> {
+    let digest = parse_digest(digest, "action_digest")?;
+    if digest.is_empty() {
+        return Err(Status::invalid("action_digest: must not be that of the empty blob"));
+    }
+    let mut hash = digest.hash;
+    if services.options.mangle_action_keys && !instance.is_empty() {
+        hash = Hash(Sha256::new().chain_update(hash.to_hex()).chain_update(instance).finalize().into());
+    }
+    Ok(ActionKey { hash, size: Some(digest.size) })
+}
+
+/// A place for inline contents in an ActionResult.
+#[derive(Debug, Clone, Copy)]
+enum Slot {
+    Stdout,
+    Stderr,
+    File(usize),
+}
+
+/// Every slot of a result.
+fn slots(result: &ActionResult) -> impl Iterator<Item = Slot> + use<> {
+    [Slot::Stdout, Slot::Stderr].into_iter().chain((0..result.output_files.len()).map(Slot::File))
+}
+
+/// A slot's contents and digest.
+fn slot(result: &mut ActionResult, slot: Slot) -> (&mut Bytes, &mut Option<reapi::Digest>) {
+    match slot {
+        Slot::Stdout => (&mut result.stdout_raw, &mut result.stdout_digest),
+        Slot::Stderr => (&mut result.stderr_raw, &mut result.stderr_digest),
+        Slot::File(i) => {
+            let file = &mut result.output_files[i];
+            (&mut file.contents, &mut file.digest)
+        }
+    }
+}
+
+/// Takes inline contents out of a result that was validated, and leaves their digests.
+fn take_inline(result: &mut ActionResult) -> Result<Vec<(Digest, Bytes)>, Status> {
+    let mut taken = Vec::new();
+    for at in slots(result) {
+        let (contents, named) = slot(result, at);
+        if contents.is_empty() {
+            continue;
+        }
+        let data = std::mem::take(contents);
+        let digest = Digest { hash: Hash(Sha256::digest(&data).into()), size: data.len() as u64 };
+        let actual = reapi::Digest { hash: digest.hash.to_hex(), size_bytes: data.len() as i64 };
+        if named.as_ref().is_some_and(|named| *named != actual) {
+            let field = match at {
+                Slot::Stdout => "stdout_raw".to_owned(),
+                Slot::Stderr => "stderr_raw".to_owned(),
+                Slot::File(i) => format!("output_files[{i}].contents"),
+            };
+            return Err(Status::invalid(format!("action_result.{field}: is not what the digest beside it says")));
+        }
+        *named = Some(actual);
+        taken.push((digest, data));
+    }
+    Ok(taken)
+}
+
+/// The answer with what the client wants inline, as far as it fits, and nothing else inline. `None` when the entry
+/// turns out to be no hit.
+async fn rewrite<S: Store>(
+    services: &Services<S>,
+    request: &GetActionResultRequest,
+    entry: &ActionEntry,
+) -> Option<Bytes> {
+    let mut result = ActionResult::decode(entry.data.clone()).ok()?;
+    let files: HashSet<&str> = request.inline_output_files.iter().map(String::as_str).collect();
+    let mut wanted = Vec::new();
+    for at in slots(&result) {
+        let wants = match at {
+            Slot::Stdout => request.inline_stdout,
+            Slot::Stderr => request.inline_stderr,
+            Slot::File(i) => files.contains(result.output_files[i].path.as_str()),
+        };
+        let (contents, named) = slot(&mut result, at);
+        let Some(named) = named else { continue };
+        let digest = Digest::parse(named.hash.as_bytes(), named.size_bytes).ok()?;
+        if wants && contents.is_empty() && !digest.is_empty() {
+            wanted.push((at, digest));
+        }
+        // Why: not asked for, and present as a blob (unless nobody checked).
+        if !wants && services.options.check_actions {
+            contents.clear();
+        }
+    }
+    let mut room = limits::REPLY_LEN_MAX.saturating_sub(result.encoded_len()) as u64;
+    wanted.retain(|(_, digest)| {
+        match digest.size.checked_add(INLINE_HEADER_LEN).and_then(|len| room.checked_sub(len)) {
+            Some(left) => {
+                room = left;
+                true
+            }
+            None => false,
+        }
+    });
+    let read = map_bounded(wanted, limits::BATCH_CONCURRENCY, async |(at, digest)| {
+        (at, read_raw(&services.store, digest).await)
+    })
+    .await;
+    for (at, pieces) in read {
+        // Why: inlining is a hint, and trouble with one blob no reason to fail the call; its absence is a miss.
+        let Ok(pieces) = pieces else { continue };
+        *slot(&mut result, at).0 = join(pieces?);
+    }
+    Some(result.encode_to_vec().into())
+}
+
+/// What inline contents add to a message besides themselves, at most, in bytes: their own header, and a longer length
+/// of the OutputFile around them.
+const INLINE_HEADER_LEN: u64 = 16;
+
+/// One piece out of many; a single one is not copied.
+fn join(mut pieces: Vec<Bytes>) -> Bytes {
+    match pieces.len() {
+        1 => pieces.remove(0),
+        _ => pieces.concat().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::pure::digest::EMPTY;
+    use crate::service::testing::{self, wire};
+    use crate::service::{Code, Options};
+    use crate::store::StoreError;
+    use crate::store::fake::{FakeStore, digest_of};
+    use crate::wire::reapi::{Directory, FileNode, OutputDirectory, OutputFile, Tree};
+
+    type Tested = (FakeStore, Services<FakeStore>);
+
+    const ACTION: &[u8] = b"{ \"moon\": \"an action in JSON\" }";
+
+    fn get((_, services): &Tested, request: GetActionResultRequest) -> Result<ActionResult, Status> {
+        let request = request.encode_to_vec().into();
+        let reply = get_action_result(services, &CallContext::default(), request).now_or_never().expect("ready")?;
+        Ok(ActionResult::decode(&reply.concat()[..]).expect("a message"))
+    }
+
+    fn get_plain(tested: &Tested) -> Result<ActionResult, Status> {
+        get(tested, GetActionResultRequest { action_digest: wire(digest_of(ACTION)), ..Default::default() })
+    }
+
+    fn update_as(
+        (_, services): &Tested,
+        context: &CallContext,
+        request: UpdateActionResultRequest,
+    ) -> Result<ActionResult, Status> {
+        let request = request.encode_to_vec().into();
+        let reply = update_action_result(services, context, request).now_or_never().expect("ready")?;
+        Ok(ActionResult::decode(&reply.concat()[..]).expect("a message"))
+    }
+
+    fn update(tested: &Tested, action_result: ActionResult) -> Result<ActionResult, Status> {
+        let request = UpdateActionResultRequest {
+            action_digest: wire(digest_of(ACTION)),
+            action_result: Some(action_result),
+            ..UpdateActionResultRequest::default()
+        };
+        update_as(tested, &CallContext::default(), request)
+    }
+
+    fn file(path: &str, digest: Digest) -> OutputFile {
+        OutputFile { path: path.into(), digest: wire(digest), ..OutputFile::default() }
+    }
+
+    fn directory(files: &[Digest]) -> Directory {
+        let node = |&digest: &Digest| FileNode { name: "f".into(), digest: wire(digest), ..FileNode::default() };
+        Directory { files: files.iter().map(node).collect(), ..Directory::default() }
+    }
+
+    fn code<T: std::fmt::Debug>(result: Result<T, Status>) -> Code {
+        result.expect_err("refused").code
+    }
+
+    /// Goal: what was stored is returned, byte for byte, and counts as use of its blobs. Method: store and get.
+    #[test]
+    fn returns_what_was_stored() {
+        let tested = testing::services();
+        assert_eq!(code(get_plain(&tested)), Code::NotFound);
+        let here = tested.0.add("here");
+        let result = ActionResult {
+            output_files: vec![file("a", here), file("empty", EMPTY), file("again", here)],
+            exit_code: 3,
+            ..ActionResult::default()
+        };
+        assert_eq!(update(&tested, result.clone()), Ok(result.clone()));
+        assert_eq!(get_plain(&tested), Ok(result));
+        assert_eq!(tested.0.with(|state| state.asked.clone()), [[here]]);
+        let empty = ActionResult::default();
+        assert_eq!(update(&tested, empty.clone()), Ok(empty.clone()));
+        assert_eq!(get_plain(&tested), Ok(empty));
+        assert!(tested.0.with(|state| state.actions.values().all(|(_, data, _)| !data.is_empty())));
+    }
+
+    /// Goal: an entry is a hit only while every blob that it reaches is here, and is dropped otherwise. Method: a
+    /// result that reaches blobs in every way; each blob is taken away in turn; Trees come whole and in pieces.
+    #[test]
+    fn a_hit_needs_every_blob() {
+        for piece_len in [0, 7] {
+            let tested = testing::services();
+            let store = &tested.0;
+            store.with(|state| state.piece_len = piece_len);
+            let [f, out, err, t1, t2, d1, d2] = ["f", "out", "err", "t1", "t2", "d1", "d2"].map(|s| store.add(s));
+            let tree = Tree { root: Some(directory(&[t1])), children: vec![directory(&[t2, EMPTY])] };
+            let tree = store.add(tree.encode_to_vec());
+            let below = store.add(directory(&[d2]).encode_to_vec());
+            let mut root = directory(&[d1]);
+            root.directories.push(reapi::DirectoryNode { name: "below".into(), digest: wire(below) });
+            let root = store.add(root.encode_to_vec());
+            let result = ActionResult {
+                output_files: vec![file("f", f)],
+                output_directories: vec![
+                    OutputDirectory { tree_digest: wire(tree), ..OutputDirectory::default() },
+                    OutputDirectory { root_directory_digest: wire(root), ..OutputDirectory::default() },
+                ],
+                stdout_digest: wire(out),
+                stderr_digest: wire(err),
+                ..ActionResult::default()
+            };
+            for gone in [f, out, err, t1, t2, d1, d2, tree, below, root] {
+                update(&tested, result.clone()).expect("valid");
+                assert_eq!(get_plain(&tested), Ok(result.clone()));
+                let data = store.blob(gone).expect("here");
+                store.remove(gone);
+                assert_eq!(code(get_plain(&tested)), Code::NotFound, "without {gone}");
+                assert!(store.with(|state| state.actions.is_empty()), "dropped");
+                store.add(data);
+                assert_eq!(code(get_plain(&tested)), Code::NotFound, "and stays so");
+            }
+        }
+    }
+
+    /// Goal: contents that stand inline in a stored entry do not make up for an absent blob, a broken Tree is a miss,
+    /// and with the check off everything passes. Method: entries put under the services.
+    #[test]
+    fn the_check_is_strict_or_off() {
+        let mut tested = testing::services();
+        let inline = OutputFile { contents: "x".into(), ..file("a", digest_of(b"x")) };
+        let broken = wire(tested.0.add(&b"\x0a\x05"[..]));
+        let tree = OutputDirectory { tree_digest: broken, ..OutputDirectory::default() };
+        let bad = [
+            ActionResult { output_files: vec![inline], ..ActionResult::default() },
+            ActionResult { output_directories: vec![tree], ..ActionResult::default() },
+        ];
+        for check in [true, false] {
+            let options = Options { check_actions: check, ..Options::default() };
+            tested.1 = Services::new(tested.0.clone(), options.into(), tested.1.health.clone());
+            for result in &bad {
+                let hash = digest_of(ACTION).hash;
+                let data = result.encode_to_vec().into();
+                tested.0.with(|state| state.actions.insert(hash, (None, data, 1)));
+                let got = get_plain(&tested).map_err(|status| status.code);
+                assert_eq!(got, if check { Err(Code::NotFound) } else { Ok(result.clone()) });
+            }
+            let garbage = Bytes::from_static(b"\xff\xff");
+            tested.0.with(|state| state.actions.insert(digest_of(ACTION).hash, (None, garbage, 2)));
+            assert_eq!(code(get_plain(&tested)), Code::NotFound);
+            assert!(tested.0.with(|state| state.actions.is_empty()));
+        }
+    }
+
+    /// Goal: inline contents are moved to the CAS, where both the answer and later readers find them. Method: every
+    /// slot, with and without its digest.
+    #[test]
+    fn update_moves_inline_contents() {
+        let tested = testing::services();
+        let large = Bytes::from(vec![9u8; limits::SMALL_BLOB_LEN_MAX + 1]);
+        let result = ActionResult {
+            output_files: vec![
+                OutputFile { contents: "file".into(), ..file("named", digest_of(b"file")) },
+                OutputFile { path: "unnamed".into(), contents: large.clone(), ..OutputFile::default() },
+            ],
+            stdout_raw: "out".into(),
+            stderr_raw: "err".into(),
+            stderr_digest: wire(digest_of(b"err")),
+            ..ActionResult::default()
+        };
+        let expected = ActionResult {
+            output_files: vec![file("named", digest_of(b"file")), file("unnamed", digest_of(&large))],
+            stdout_digest: wire(digest_of(b"out")),
+            stderr_digest: wire(digest_of(b"err")),
+            ..ActionResult::default()
+        };
+        assert_eq!(update(&tested, result), Ok(expected.clone()));
+        for blob in [&b"file"[..], &large, b"out", b"err"] {
+            assert_eq!(tested.0.blob(digest_of(blob)).as_deref(), Some(blob));
+        }
+        assert_eq!(get_plain(&tested), Ok(expected));
+    }
+
+    /// Goal: hints are honoured as far as the message allows, and only hints. Method: all combinations of hints; then
+    /// blobs that do not fit.
+    #[test]
+    fn inlines_on_request_only() {
+        let tested = testing::services();
+        tested.0.with(|state| state.piece_len = 3);
+        let [out, err, a, b] = ["stdout", "stderr", "file a", "file b"].map(|s| tested.0.add(s));
+        let plain = ActionResult {
+            output_files: vec![file("a", a), file("b", b)],
+            stdout_digest: wire(out),
+            stderr_digest: wire(err),
+            ..ActionResult::default()
+        };
+        update(&tested, plain.clone()).expect("valid");
+        for hints in 0..8 {
+            let [stdout, stderr, files] = [1, 2, 4].map(|bit| hints & bit != 0);
+            let request = GetActionResultRequest {
+                action_digest: wire(digest_of(ACTION)),
+                inline_stdout: stdout,
+                inline_stderr: stderr,
+                inline_output_files: if files { vec!["b".into(), "none".into()] } else { vec![] },
+                ..GetActionResultRequest::default()
+            };
+            let mut expected = plain.clone();
+            expected.stdout_raw = if stdout { "stdout".into() } else { Bytes::new() };
+            expected.stderr_raw = if stderr { "stderr".into() } else { Bytes::new() };
+            expected.output_files[1].contents = if files { "file b".into() } else { Bytes::new() };
+            assert_eq!(get(&tested, request), Ok(expected));
+        }
+    }
+
+    /// Goal: the answer stays below the limit, what fits is inlined, and a wanted blob that is gone makes a miss.
+    /// Method: two blobs of which one fits, and a small one that does; then the small one is lost unnoticed.
+    #[test]
+    fn inlining_has_limits() {
+        let mut tested = testing::services();
+        let (big, small) = (tested.0.add(vec![1u8; 3 << 20]), tested.0.add("small"));
+        let result = ActionResult {
+            output_files: vec![file("1", big), file("2", big), file("3", small)],
+            ..ActionResult::default()
+        };
+        update(&tested, result).expect("valid");
+        let request = || GetActionResultRequest {
+            action_digest: wire(digest_of(ACTION)),
+            inline_output_files: ["1", "2", "3"].map(String::from).to_vec(),
+            ..GetActionResultRequest::default()
+        };
+        let got = get(&tested, request()).expect("a hit");
+        assert!(got.encoded_len() <= limits::REPLY_LEN_MAX);
+        assert_eq!(got.output_files.iter().map(|f| f.contents.len()).collect::<Vec<_>>(), [3 << 20, 0, 5]);
+        let options = Options { check_actions: false, ..Options::default() };
+        tested.1 = Services::new(tested.0.clone(), options.into(), tested.1.health.clone());
+        tested.0.remove(small);
+        assert_eq!(code(get(&tested, request())), Code::NotFound);
+        assert!(tested.0.with(|state| state.actions.is_empty()));
+    }
+
+    /// Goal: an entry that was stored inline elsewhere is sent as hints say: out without, in with. Method: put it under
+    /// the services, its blob present.
+    #[test]
+    fn stored_inline_contents_follow_the_hints() {
+        let tested = testing::services();
+        let out = tested.0.add("stdout");
+        let stored = ActionResult {
+            stdout_raw: "stdout".into(),
+            stdout_digest: wire(out),
+            stderr_raw: "nameless".into(),
+            ..ActionResult::default()
+        };
+        let data = Bytes::from(stored.encode_to_vec());
+        tested.0.with(|state| state.actions.insert(digest_of(ACTION).hash, (None, data, 1)));
+        let hinted = GetActionResultRequest {
+            action_digest: wire(digest_of(ACTION)),
+            inline_stdout: true,
+            ..GetActionResultRequest::default()
+        };
+        assert_eq!(get(&tested, hinted), Ok(stored.clone()));
+        // Without a digest the bytes are nowhere else, so they stay.
+        assert_eq!(get_plain(&tested), Ok(ActionResult { stdout_raw: Bytes::new(), ..stored }));
+    }
+
+    /// Goal: instances share entries, or with mangling do not. Method: store under one name, ask under others; one key
+    /// is compared with a value computed by `sha256sum`.
+    #[test]
+    fn mangles_keys_by_instance() {
+        let mut tested = testing::services();
+        let under = |instance: &str| GetActionResultRequest {
+            instance_name: instance.into(),
+            action_digest: wire(digest_of(ACTION)),
+            ..GetActionResultRequest::default()
+        };
+        update(&tested, ActionResult::default()).expect("valid");
+        assert!(get(&tested, under("any")).is_ok());
+        let options = Options { mangle_action_keys: true, ..Options::default() };
+        tested.1 = Services::new(tested.0.clone(), options.into(), tested.1.health.clone());
+        assert!(get(&tested, under("")).is_ok());
+        assert_eq!(code(get(&tested, under("any"))), Code::NotFound);
+        let key = action_key(&tested.1, "main", wire(Digest { size: 7, ..EMPTY }).as_ref()).expect("valid");
+        let by_hand = digest_of(format!("{}main", EMPTY.hash).as_bytes());
+        assert_eq!(key, ActionKey { hash: by_hand.hash, size: Some(7) });
+    }
+
+    /// Goal: each refusal of both calls. Method: one example for each.
+    #[test]
+    fn refuses() {
+        let tested = testing::services();
+        let action_digest = wire(digest_of(ACTION));
+        for digest in [None, wire(EMPTY), Some(reapi::Digest { hash: "x".into(), size_bytes: 1 })] {
+            let request = GetActionResultRequest { action_digest: digest.clone(), ..Default::default() };
+            assert_eq!(code(get(&tested, request)), Code::InvalidArgument);
+            let request = UpdateActionResultRequest {
+                action_digest: digest,
+                action_result: Some(ActionResult::default()),
+                ..UpdateActionResultRequest::default()
+            };
+            assert_eq!(code(update_as(&tested, &CallContext::default(), request)), Code::InvalidArgument);
+        }
+        let other =
+            GetActionResultRequest { action_digest: action_digest.clone(), digest_function: 9, ..Default::default() };
+        assert_eq!(code(get(&tested, other)), Code::InvalidArgument);
+        let request = UpdateActionResultRequest { action_digest, ..UpdateActionResultRequest::default() };
+        assert_eq!(code(update_as(&tested, &CallContext::default(), request.clone())), Code::InvalidArgument);
+        let reader = CallContext { read_only: true, ..CallContext::default() };
+        let request = UpdateActionResultRequest { action_result: Some(ActionResult::default()), ..request };
+        assert_eq!(code(update_as(&tested, &reader, request)), Code::PermissionDenied);
+
+        let error = update(&tested, ActionResult { output_files: vec![file("/a", EMPTY)], ..Default::default() });
+        assert!(error.expect_err("absolute").message.starts_with("action_result.output_files[0].path: "));
+        let lie = OutputFile { contents: "x".into(), ..file("a", digest_of(b"y")) };
+        let error = update(&tested, ActionResult { output_files: vec![lie], ..Default::default() }).expect_err("a lie");
+        assert_eq!(error.code, Code::InvalidArgument);
+        assert!(error.message.starts_with("action_result.output_files[0].contents: "), "{error}");
+        let files = (0..50_000).map(|i| file(&format!("{i}"), digest_of(b"x"))).collect();
+        let error = update(&tested, ActionResult { output_files: files, ..Default::default() }).expect_err("too long");
+        assert!(error.code == Code::InvalidArgument && error.message.contains("more than 3145728"), "{error}");
+        assert!(tested.0.with(|state| state.actions.is_empty()));
+
+        tested.0.with(|state| state.fail_next = Some(StoreError::Busy { what: "writes", limit: 1 }));
+        let inline = ActionResult { stdout_raw: "out".into(), ..ActionResult::default() };
+        assert_eq!(code(update(&tested, inline)), Code::ResourceExhausted);
+        assert!(tested.0.with(|state| state.actions.is_empty()), "no entry without its blobs");
+        tested.0.with(|state| state.fail_next = Some(StoreError::Stopping));
+        assert_eq!(code(get_plain(&tested)), Code::Unavailable);
+    }
 }

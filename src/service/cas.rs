@@ -237,3 +237,246 @@ pub async fn splice_blob<S: Store>(
 ) -> Result<Reply, Status> {
     Err(Status::new(Code::Unimplemented, "SpliceBlob is not served (splice_blob_support is false)"))
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use prost::Message;
+
+    use super::*;
+    use crate::pure::digest::{EMPTY, Hash};
+    use crate::service::testing::{self, wire};
+    use crate::store::fake::{FakeStore, digest_of, raw_of, zstd_of};
+    use crate::wire::reapi::{
+        BatchReadBlobsResponse, Digest as WireDigest, FindMissingBlobsRequest, FindMissingBlobsResponse,
+        batch_read_blobs_response,
+    };
+
+    type Tested = (FakeStore, Services<FakeStore>);
+
+    fn find((_, services): &Tested, request: &FindMissingBlobsRequest) -> Result<Vec<WireDigest>, Status> {
+        let request = request.encode_to_vec().into();
+        let reply = find_missing_blobs(services, &CallContext::default(), request).now_or_never().expect("ready")?;
+        Ok(FindMissingBlobsResponse::decode(&reply.concat()[..]).expect("a message").missing_blob_digests)
+    }
+
+    fn update(
+        (_, services): &Tested,
+        context: &CallContext,
+        request: &BatchUpdateBlobsRequest,
+    ) -> Result<Vec<rpc::Status>, Status> {
+        let request = request.encode_to_vec().into();
+        let reply = batch_update_blobs(services, context, request).now_or_never().expect("ready")?;
+        let response = BatchUpdateBlobsResponse::decode(&reply.concat()[..]).expect("a message");
+        Ok(response.responses.into_iter().map(|item| item.status.expect("set")).collect())
+    }
+
+    fn item(
+        digest: Option<WireDigest>,
+        data: impl Into<Bytes>,
+        compressor: i32,
+    ) -> batch_update_blobs_request::Request {
+        batch_update_blobs_request::Request { digest, data: data.into(), compressor }
+    }
+
+    fn batch(requests: Vec<batch_update_blobs_request::Request>) -> BatchUpdateBlobsRequest {
+        BatchUpdateBlobsRequest { requests, ..BatchUpdateBlobsRequest::default() }
+    }
+
+    fn read(
+        (_, services): &Tested,
+        digests: Vec<WireDigest>,
+        acceptable_compressors: Vec<i32>,
+    ) -> Result<Vec<batch_read_blobs_response::Response>, Status> {
+        let request = BatchReadBlobsRequest { digests, acceptable_compressors, ..BatchReadBlobsRequest::default() };
+        let request = request.encode_to_vec().into();
+        let reply = batch_read_blobs(services, &CallContext::default(), request).now_or_never().expect("ready")?;
+        assert!(pieces_len(&reply) <= limits::REPLY_LEN_MAX);
+        Ok(BatchReadBlobsResponse::decode(&reply.concat()[..]).expect("a message").responses)
+    }
+
+    fn code<T>(result: Result<T, Status>) -> Code {
+        result.err().map_or(Code::Ok, |status| status.code)
+    }
+
+    /// Goal: 14,000 digests in one call; duplicates each get their answer, the empty blob is never missing. Method:
+    /// every third blob is stored.
+    #[test]
+    fn finds_missing_among_many() {
+        let tested = testing::services();
+        let blobs: Vec<String> = (0..14_000).map(|i| format!("blob {i}")).collect();
+        let mut digests: Vec<Digest> = blobs.iter().map(|blob| digest_of(blob.as_bytes())).collect();
+        for blob in blobs.iter().step_by(3) {
+            tested.0.add(blob.clone());
+        }
+        digests.extend([EMPTY, digests[1], digests[1], digests[0]]);
+        let blob_digests = digests.iter().filter_map(|&digest| wire(digest)).collect();
+        let request = FindMissingBlobsRequest { blob_digests, digest_function: 1, ..Default::default() };
+        let missing = find(&tested, &request).expect("valid");
+        let absent = |digest: &&Digest| !digest.is_empty() && tested.0.blob(**digest).is_none();
+        let expected: Vec<_> = digests.iter().filter(absent).filter_map(|&digest| wire(digest)).collect();
+        assert_eq!(missing, expected);
+        assert_eq!(tested.0.with(|state| state.asked.len()), 1, "one call to the store");
+    }
+
+    /// Goal: each refusal of FindMissing. Method: one example for each.
+    #[test]
+    fn find_missing_refuses() {
+        let tested = testing::services();
+        let bad = WireDigest { hash: "A".repeat(64), size_bytes: 1 };
+        let request = |blob_digests, digest_function| FindMissingBlobsRequest {
+            blob_digests,
+            digest_function,
+            ..FindMissingBlobsRequest::default()
+        };
+        let error = find(&tested, &request(vec![wire(EMPTY).expect("some"), bad], 0)).expect_err("a bad digest");
+        assert_eq!(error.code, Code::InvalidArgument);
+        assert!(error.message.starts_with("blob_digests[1]: hash must be 64 lower-case hex"), "{error}");
+        for function in [2, 8, 9, 77] {
+            assert_eq!(code(find(&tested, &request(vec![], function))), Code::InvalidArgument);
+        }
+        let absent = wire(Digest { hash: Hash([1; 32]), size: 1 }).expect("some");
+        let error = find(&tested, &request(vec![absent; 61_000], 1)).expect_err("too long an answer");
+        assert_eq!(error.code, Code::InvalidArgument);
+        tested.0.with(|state| state.fail_next = Some(StoreError::Stopping));
+        assert_eq!(code(find(&tested, &request(vec![], 0))), Code::Unavailable);
+    }
+
+    /// Goal: each item succeeds or fails by itself, with code and text. Method: one batch with an item of each kind.
+    #[test]
+    fn batch_update_items_are_independent() {
+        let tested = testing::services();
+        let (large, name) = (vec![5u8; limits::SMALL_BLOB_LEN_MAX + 1], digest_of(b"other"));
+        let zstd = zstd_of(b"compressed");
+        let request = batch(vec![
+            item(wire(digest_of(b"plain")), "plain", 0),
+            item(wire(digest_of(b"compressed")), zstd, 1),
+            item(wire(digest_of(&large)), large.clone(), 0),
+            item(wire(digest_of(&large)), zstd_of(&large), 1),
+            item(wire(EMPTY), "", 0),
+            item(wire(digest_of(b"plain")), "plain", 0),
+            item(wire(name), "wrong", 0),
+            item(wire(name), "longer", 0),
+            item(wire(name), "not zstd", 1),
+            item(wire(name), "other", 2),
+            item(wire(name), "other", 77),
+            item(None, "other", 0),
+            item(Some(WireDigest { hash: "0".into(), size_bytes: 5 }), "other", 0),
+            item(Some(WireDigest { hash: "0".repeat(64), size_bytes: -5 }), "other", 0),
+        ]);
+        let statuses = update(&tested, &CallContext::default(), &request).expect("the call as a whole is well");
+        let codes: Vec<_> = statuses.iter().map(|status| status.code).collect();
+        assert_eq!(codes, [0, 0, 0, 0, 0, 0, 3, 3, 3, 3, 3, 3, 3, 3]);
+        assert!(statuses.iter().all(|status| (status.code == 0) == status.message.is_empty()), "{statuses:?}");
+        for blob in [&b"plain"[..], b"compressed", &large] {
+            assert_eq!(tested.0.blob(digest_of(blob)).as_deref(), Some(blob));
+        }
+        assert_eq!(tested.0.blob(name), None);
+    }
+
+    /// Goal: what ends a whole batch upload: its size, its function, a reader. Method: one example for each, at the
+    /// limit and one byte over it.
+    #[test]
+    fn batch_update_refuses_as_a_whole() {
+        let tested = testing::services();
+        let context = CallContext::default();
+        let full = vec![0u8; limits::BATCH_TOTAL_SIZE_MAX];
+        let mut request = batch(vec![item(wire(digest_of(&full)), full, 0)]);
+        assert_eq!(update(&tested, &context, &request), Ok(vec![rpc::Status::default()]));
+        request.requests.push(item(wire(digest_of(b"x")), "x", 0));
+        let error = update(&tested, &context, &request).expect_err("too much");
+        assert!(error.code == Code::InvalidArgument && error.message.contains("max_batch_total_size_bytes"), "{error}");
+        let huge = WireDigest { hash: "0".repeat(64), size_bytes: i64::MAX };
+        let request = batch(vec![item(Some(huge.clone()), "", 1), item(Some(huge), "", 1)]);
+        assert_eq!(code(update(&tested, &context, &request)), Code::InvalidArgument);
+        let request = BatchUpdateBlobsRequest { digest_function: 9, ..batch(vec![]) };
+        assert_eq!(code(update(&tested, &context, &request)), Code::InvalidArgument);
+        let reader = CallContext { read_only: true, ..CallContext::default() };
+        assert_eq!(code(update(&tested, &reader, &batch(vec![]))), Code::PermissionDenied);
+    }
+
+    /// Goal: the store's trouble with one item is that item's, and the limit on blobs holds here too.
+    #[test]
+    fn batch_update_passes_trouble_on() {
+        let mut tested = testing::services();
+        std::rc::Rc::make_mut(&mut tested.1.options).max_blob_size = 4;
+        tested.0.with(|state| state.fail_next = Some(StoreError::Busy { what: "writes", limit: 7 }));
+        let request = batch(["abcd", "efgh", "ijklm"].map(|s| item(wire(digest_of(s.as_bytes())), s, 0)).to_vec());
+        let statuses = update(&tested, &CallContext::default(), &request).expect("the call as a whole is well");
+        assert_eq!(statuses.iter().map(|status| status.code).collect::<Vec<_>>(), [8, 0, 3]);
+        assert!(statuses[0].message.contains("writes, limit 7"), "{statuses:?}");
+    }
+
+    /// Goal: BatchRead gives every form its bytes, small and in pieces, raw and zstd, and NOT_FOUND by item. Method:
+    /// the same digests with and without zstd, on a store that prefers it and one that does not.
+    #[test]
+    fn batch_read_returns_every_form() {
+        let tested = testing::services();
+        tested.0.with(|state| state.piece_len = 50_000);
+        let large: Vec<u8> = (0..300_000u32).map(|i| i as u8).collect();
+        let blobs: [Bytes; 4] = ["".into(), "small".into(), large.clone().into(), vec![1; 2000].into()];
+        let mut digests: Vec<_> = blobs.iter().map(|blob| wire(tested.0.add(blob.clone())).expect("some")).collect();
+        digests.push(wire(digest_of(b"gone")).expect("some"));
+        for (acceptable, prefers) in [(vec![], true), (vec![0, 1], true), (vec![1, 2], false)] {
+            tested.0.with(|state| state.prefers_zstd = prefers);
+            let items = read(&tested, digests.clone(), acceptable.clone()).expect("valid");
+            assert_eq!(items.iter().map(|item| item.digest.clone().expect("set")).collect::<Vec<_>>(), digests);
+            for (item, blob) in items.iter().zip(&blobs) {
+                assert_eq!(item.status, Some(rpc::Status::default()));
+                let zstd = prefers && acceptable.contains(&1) && !blob.is_empty();
+                assert_eq!(item.compressor, i32::from(zstd));
+                let raw = if zstd { raw_of(&item.data).expect("zstd") } else { item.data.to_vec() };
+                assert!(raw == *blob, "{:?}", item.digest);
+            }
+            assert_eq!(items[4].status.as_ref().map(|status| status.code), Some(Code::NotFound as i32));
+        }
+    }
+
+    /// Goal: no reply is too long for a client, whether through blobs or through their number; payload is not copied.
+    #[test]
+    fn batch_read_stays_below_the_limit() {
+        let tested = testing::services();
+        let data = Bytes::from(vec![3u8; limits::BATCH_TOTAL_SIZE_MAX]);
+        let full = wire(tested.0.add(data.clone())).expect("some");
+        let request = BatchReadBlobsRequest { digests: vec![full.clone()], ..Default::default() };
+        let context = CallContext::default();
+        let reply = batch_read_blobs(&tested.1, &context, request.encode_to_vec().into()).now_or_never();
+        let reply = reply.expect("ready").expect("fits");
+        assert!(pieces_len(&reply) <= limits::REPLY_LEN_MAX);
+        assert!(reply.iter().any(|piece| piece.as_ptr() == data.as_ptr()), "by handle");
+        let one = wire(tested.0.add("1")).expect("some");
+        assert_eq!(code(read(&tested, vec![full, one.clone()], vec![])), Code::InvalidArgument);
+        assert_eq!(code(read(&tested, vec![one.clone(); 10_000], vec![])), Code::Ok);
+        assert_eq!(code(read(&tested, vec![one; 20_000], vec![])), Code::InvalidArgument);
+        let bad = WireDigest { hash: "no".into(), size_bytes: 1 };
+        let error = read(&tested, vec![bad], vec![]).expect_err("a bad digest");
+        assert!(error.message.starts_with("digests[0]: hash must be"), "{error}");
+    }
+
+    /// Goal: damage and trouble of one item are that item's; long texts do not break the reply's limit.
+    #[test]
+    fn batch_read_passes_trouble_on() {
+        let tested = testing::services();
+        let digest = tested.0.add("here");
+        let digests = vec![wire(digest).expect("some"); 2];
+        let lost = StoreError::Lost { digest };
+        for (error, expected) in [(lost, Code::NotFound), (StoreError::Disk("e".repeat(5000)), Code::Internal)] {
+            tested.0.with(|state| state.fail_next = Some(error));
+            let items = read(&tested, digests.clone(), vec![]).expect("the call as a whole is well");
+            let status = items[0].status.clone().expect("set");
+            assert_eq!(status.code, expected as i32);
+            assert!(status.message.len() <= READ_ITEM_EXTRA_LEN_MAX);
+            assert_eq!(items[1].data, "here");
+        }
+    }
+
+    /// Goal: what is not announced is not served.
+    #[test]
+    fn splits_and_splices_nothing() {
+        let (_, services) = testing::services();
+        let context = CallContext::default();
+        let split = split_blob(&services, &context, Bytes::new()).now_or_never().expect("ready");
+        let splice = splice_blob(&services, &context, Bytes::new()).now_or_never().expect("ready");
+        assert_eq!((code(split), code(splice)), (Code::Unimplemented, Code::Unimplemented));
+    }
+}

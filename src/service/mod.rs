@@ -18,7 +18,7 @@ pub mod tree;
 
 use std::rc::Rc;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use prost::Message;
 
 pub use status::{Code, Status};
@@ -119,7 +119,7 @@ pub const SERVICES: [&str; 7] = [
 ];
 
 /// Reads a request.
-fn decode<M: Message + Default>(request: Bytes) -> Result<M, Status> {
+fn decode<M: Message + Default>(request: impl Buf) -> Result<M, Status> {
     M::decode(request).map_err(|error| Status::invalid(format!("the request is not a valid message: {error}")))
 }
 

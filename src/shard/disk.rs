@@ -1,36 +1,22 @@
-//! One core's disk: the log segments and chunk segments of the shards it owns, and their indexes.
+//! One core's disk cache as its worker sees it: keys in, checked bytes out.
 
 use std::path::PathBuf;
+use std::rc::Rc;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
+use super::engine::{Core, Shard, VERSION_SHIFT};
 use super::geometry::Volume;
+use super::large::Closing;
+pub use super::large::{FrameInfo, LargeBlob, LargeWriter};
+use super::log::{AppendError, Log, Record, Ticket, Urgency, Whereabouts};
 use super::pool::PoolPort;
+use crate::limits::{DISK_ALIGN, FRAME_LEN, SMALL_BLOB_LEN_MAX};
 use crate::pure::digest::Hash;
-
-/// Which key space a record belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
-    Cas,
-    Action,
-}
-
-/// What a record is found by. A CAS blob is named by hash and size. An action is found by its hash alone: `size` is
-/// stored with it and comes back as `Small::key_size`, for the caller to compare.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Key {
-    pub kind: Kind,
-    pub hash: Hash,
-    pub size: u64,
-}
-
-/// How payload stands at rest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Codec {
-    Raw,
-    /// One whole zstd frame with its content size.
-    Zstd,
-}
+use crate::pure::index::Word;
+pub use crate::pure::record::{Codec, Key, Kind};
+use crate::pure::record::{Commit, HEADER_LEN, Header, Place, RECORD_ALIGN, RecordKind};
+use crate::rt::file::ReadBuf;
 
 /// When `append` and `commit` return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -94,12 +80,13 @@ pub struct DiskStats {
     /// Entries in the index, actions included.
     pub entries: u64,
     pub large_blobs: u64,
+    /// Memory of the index.
     pub index_bytes: u64,
     /// Bytes of the segments that this core's shards have leased.
     pub leased_bytes: u64,
     pub appended_records: u64,
     pub appended_bytes: u64,
-    /// Records copied forward by reclaim, and their bytes.
+    /// Records copied forward by reclaim (they are in `appended_*` too), and their bytes.
     pub reinserted_records: u64,
     pub reinserted_bytes: u64,
     pub evicted_entries: u64,
@@ -114,105 +101,344 @@ pub struct DiskStats {
 
 /// One core's disk. Core-local; clones share it.
 #[derive(Clone)]
-pub struct Disk(());
+pub struct Disk(Rc<Core>);
 
 impl Disk {
     /// Opens the data files on this core and starts recovery of its shards in the background.
     pub async fn open(volume: Volume, core: usize, cores: usize, port: PoolPort) -> Result<Self, DiskError> {
-        let _ = (volume, core, cores, port);
-        todo!()
+        Core::open(volume, core, cores, port).await.map(Self)
     }
 
     /// Waits until the shard of `hash` has been recovered. Cheap when it has.
-    pub async fn ready(&self, _hash: &Hash) {}
+    pub async fn ready(&self, hash: &Hash) {
+        if let Some(shard) = self.0.shard(self.0.map.shard_of(hash)) {
+            shard.wait_ready().await;
+        }
+    }
 
     /// Whether `key` is present. A hit counts as use. Call `ready` first.
-    pub fn contains(&self, _key: &Key) -> bool {
-        todo!()
+    pub fn contains(&self, key: &Key) -> bool {
+        let Some((shard, tag)) = self.0.locate(key) else { return false };
+        shard.state.with(|state| {
+            state.index.get(tag).is_some_and(|word| word.fits(key)) && {
+                state.index.mark(tag);
+                true
+            }
+        })
     }
 
     /// Looks `key` up; a hit counts as use.
-    pub async fn read(&self, _key: &Key) -> Result<Option<Found>, DiskError> {
-        todo!()
+    pub async fn read(&self, key: &Key) -> Result<Option<Found>, DiskError> {
+        let (shard, tag) = self.locate(key)?;
+        shard.wait_ready().await;
+        // Each turn but the last means that the record was moved while it was being read.
+        for _ in 0..MOVES_MAX {
+            let found = shard.state.with(|state| {
+                let word = state.index.get(tag).filter(|word| word.fits(key))?;
+                state.index.mark(tag);
+                let large = if word.is_large() { state.large.get(&tag) } else { None };
+                Some((
+                    word,
+                    large.map(|large| (large.held.clone(), large.record_len)),
+                    state.version(self.0.layout, word),
+                ))
+            });
+            let Some((word, large, version)) = found else { return Ok(None) };
+            let len = large.as_ref().map_or(word.read_len(key), |(_, len)| u64::from(*len));
+            let record = self.0.fetch(&shard, word, len).await;
+            let kind = if large.is_some() { RecordKind::Large } else { RecordKind::Small };
+            let wanted = |header: &Header| {
+                let fits = header.key.kind == key.kind && (key.kind == Kind::Action || header.key.size == key.size);
+                header.kind == kind && header.key.hash == key.hash && fits
+            };
+            match (record, large) {
+                // Another key with the same tag: that one is innocent.
+                (Some((header, _)), _) if !wanted(&header) => return Ok(None),
+                (Some((header, data)), None) => {
+                    return Ok(Some(Found::Small(Small {
+                        codec: header.codec,
+                        raw_len: header.raw_len,
+                        data,
+                        version,
+                        key_size: header.key.size,
+                    })));
+                }
+                (Some((header, payload)), Some((held, _))) => {
+                    let blob = Commit::decode(&payload)
+                        .and_then(|commit| LargeBlob::new(&self.0, &shard, header.key, tag, version, held, commit));
+                    match blob {
+                        Some(blob) if header.pieces => return join(blob, &header, version).await.map(Some),
+                        Some(blob) => return Ok(Some(Found::Large(blob))),
+                        None => {
+                            self.0.drop_damaged(&shard, tag, word.location());
+                            return Err(DiskError::Damaged);
+                        }
+                    }
+                }
+                (None, _) => {
+                    let now = shard.state.with(|state| state.index.get(tag).map(Word::location));
+                    if now == Some(word.location()) {
+                        self.0.drop_damaged(&shard, tag, word.location());
+                        return Err(DiskError::Damaged);
+                    }
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Stores one record, replacing an older one of the same key, and returns its version. `stored` is the payload at
     /// rest, in pieces: of a CAS blob at most `SMALL_BLOB_LEN_MAX` bytes, of an action `ACTION_RESULT_LEN_MAX`.
-    pub async fn append(&self, _key: &Key, _codec: Codec, _raw_len: u64, _stored: &[&[u8]]) -> Result<u64, DiskError> {
-        todo!()
+    pub async fn append(&self, key: &Key, codec: Codec, raw_len: u64, stored: &[&[u8]]) -> Result<u64, DiskError> {
+        let (shard, tag) = self.locate(key)?;
+        shard.wait_ready().await;
+        let stored_len: usize = stored.iter().map(|piece| piece.len()).sum();
+        if stored_len > SMALL_BLOB_LEN_MAX {
+            return self.append_pieces(&shard, tag, key, codec, raw_len, stored).await;
+        }
+        let header = Header {
+            kind: RecordKind::Small,
+            key: *key,
+            codec,
+            pieces: false,
+            raw_len,
+            stored_len: stored_len as u32,
+            payload_sum: match stored {
+                [whole] => self.0.sums.payload(whole),
+                pieces => self.0.sums.payload_of_pieces(pieces),
+            },
+        };
+        let record = Record { header, tag, payload: stored, large: None };
+        if record.word(1).is_none() {
+            return Err(DiskError::Io(format!("{stored_len} bytes at rest for a blob of {} bytes", key.size)));
+        }
+        let (mut version, mut old) = (0, None);
+        let ticket = self
+            .0
+            .append_record(
+                &shard,
+                Urgency::Normal,
+                &record,
+                |_| true,
+                |state, word, ticket| {
+                    old = state.publish(tag, word, ticket);
+                    version = state.version(self.0.layout, word);
+                },
+            )
+            .await
+            .map_err(|error| error.into_disk_error(stored_len as u64))?;
+        drop(old);
+        self.0.acknowledge(&ticket).await?;
+        Ok(version)
     }
 
     /// Starts a large blob. Nothing of it is visible before `commit`; dropping the writer gives the space back.
-    pub async fn begin_large(&self, _key: &Key) -> Result<LargeWriter, DiskError> {
-        todo!()
+    pub async fn begin_large(&self, key: &Key) -> Result<LargeWriter, DiskError> {
+        let (shard, tag) = self.locate(key)?;
+        shard.wait_ready().await;
+        if self.0.is_stopping() {
+            return Err(DiskError::Stopping);
+        }
+        if key.size > self.max_blob_len() {
+            return Err(DiskError::NoSpace { bytes: key.size });
+        }
+        Ok(LargeWriter::new(&self.0, &shard, *key, tag))
     }
 
-    /// Drops `key`, if it is still `version` (any, when `None`). True when something was dropped.
-    pub async fn remove(&self, _key: &Key, _version: Option<u64>) -> Result<bool, DiskError> {
-        todo!()
+    /// Drops `key`, if it is still `version` (any, when `None`). True when something was dropped. Once it returns, the key
+    /// stays away also after a crash, as far as `--ack` promises.
+    pub async fn remove(&self, key: &Key, version: Option<u64>) -> Result<bool, DiskError> {
+        let (shard, tag) = self.locate(key)?;
+        shard.wait_ready().await;
+        let gone = shard.state.with(|state| {
+            let word = state.index.get(tag).filter(|word| word.fits(key))?;
+            let same = version.is_none_or(|version| version == state.version(self.0.layout, word));
+            if same { state.forget(tag) } else { None }
+        });
+        let Some((_, held)) = gone else { return Ok(false) };
+        match self.0.append_tomb(&shard, tag, Urgency::Normal).await {
+            Ok(ticket) => {
+                held.iter().for_each(|held| held.release_after(&ticket));
+                self.0.acknowledge(&ticket).await?;
+            }
+            // Gone for now; without a tomb a restart may bring it back, whole and checked as ever.
+            Err(AppendError::NoSegment | AppendError::Refused) => {}
+            Err(error @ (AppendError::WritesFail | AppendError::Stopping)) => return Err(error.into_disk_error(0)),
+        }
+        Ok(true)
     }
 
     /// The caller found that the bytes of `key` make no sense (zstd refuses them): dropped and counted.
-    pub fn damaged(&self, _key: &Key) {}
-
-    pub fn stats(&self) -> DiskStats {
-        DiskStats::default()
+    pub fn damaged(&self, key: &Key) {
+        let Some((shard, tag)) = self.0.locate(key) else { return };
+        let word = shard.state.with(|state| state.index.get(tag).filter(|word| word.fits(key)));
+        if let Some(word) = word {
+            self.0.drop_damaged(&shard.clone(), tag, word.location());
+        }
     }
 
-    /// The largest raw size that is accepted for a blob, in bytes: half of `--max_size`.
+    pub fn stats(&self) -> DiskStats {
+        let mut stats = self.0.counters();
+        for shard in self.0.own_shards() {
+            shard.state.with(|state| {
+                stats.entries += state.index.len() as u64;
+                stats.large_blobs += state.large.len() as u64;
+                stats.index_bytes += state.index.memory_bytes() as u64;
+                let segments = state.generations.len() + state.chunks.segment_count();
+                stats.leased_bytes += segments as u64 * u64::from(self.0.layout.segment_len);
+            });
+            stats.recovering_shards += u64::from(!shard.ready.get());
+        }
+        stats
+    }
+
+    /// The largest raw size that is accepted for a blob, in bytes: half of `--max_size`, or what one commit record can list.
     pub fn max_blob_len(&self) -> u64 {
-        0
+        // 12 bytes for each frame, and 8 for a run of four chunks or more.
+        let frames = Log::record_len_max(self.0.layout) as u64 / 20;
+        (self.0.volume.max_size() / 2).min(frames * FRAME_LEN as u64)
     }
 
     /// Refuses new work, flushes, writes checkpoint footers and syncs.
-    pub async fn shutdown(&self) {}
-}
-
-/// A large blob being written: frame by frame, each of `FRAME_LEN` raw bytes but the last.
-pub struct LargeWriter(());
-
-impl LargeWriter {
-    /// Adds the next frame as it is to stand at rest. Waits for the disk when it is behind.
-    pub async fn push(&mut self, _codec: Codec, _stored: &[u8]) -> Result<(), DiskError> {
-        todo!()
+    pub async fn shutdown(&self) {
+        let core = &self.0;
+        core.stop();
+        for shard in core.own_shards().cloned().collect::<Vec<_>>() {
+            shard.wait_ready().await;
+            core.flush_shard(&shard);
+            core.settle(&shard).await;
+            core.checkpoint(&shard).await;
+            core.settle(&shard).await;
+        }
+        core.sync().await;
     }
 
-    /// All frames are there and the content has been verified: publishes the blob. Returns its version.
-    pub async fn commit(self) -> Result<u64, DiskError> {
-        todo!()
-    }
-}
-
-/// A frame of a large blob.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FrameInfo {
-    pub codec: Codec,
-    /// Bytes of content: `FRAME_LEN`, but for the last.
-    pub raw_len: usize,
-    /// Bytes at rest.
-    pub stored_len: usize,
-}
-
-/// A large blob open for reading; its chunks are not reused while this lives.
-pub struct LargeBlob {}
-
-impl LargeBlob {
-    pub fn frame_count(&self) -> usize {
-        0
+    fn locate(&self, key: &Key) -> Result<(Rc<Shard>, u64), DiskError> {
+        let (shard, tag) = self.0.locate(key).ok_or_else(|| DiskError::Io("the key belongs to another core".into()))?;
+        Ok((shard.clone(), tag))
     }
 
-    pub fn frame(&self, _index: usize) -> FrameInfo {
-        todo!()
-    }
-
-    /// Reads and checks one frame.
-    pub async fn read_frame(&self, _index: usize) -> Result<(Codec, Bytes), DiskError> {
-        todo!()
-    }
-
-    /// Reads and checks frames from `first` on with as few disk reads as possible: at least one and at most `max`,
-    /// and of those as many as stand in 1 MiB at rest.
-    pub async fn read_frames(&self, _first: usize, _max: usize) -> Result<Vec<(Codec, Bytes)>, DiskError> {
-        todo!()
+    /// Stores a value that is too long for a record as a large blob of pieces, which `read` joins again.
+    async fn append_pieces(
+        &self,
+        shard: &Rc<Shard>,
+        tag: u64,
+        key: &Key,
+        codec: Codec,
+        raw_len: u64,
+        stored: &[&[u8]],
+    ) -> Result<u64, DiskError> {
+        let whole = stored.concat();
+        let mut writer = LargeWriter::new(&self.0, shard, *key, tag);
+        for piece in whole.chunks(FRAME_LEN) {
+            writer.push(Codec::Raw, piece).await?;
+        }
+        writer.close(Closing { codec, raw_len, pieces: true }).await
     }
 }
+
+/// How often a read follows a record that is moved under it.
+const MOVES_MAX: usize = 8;
+
+/// The value whose pieces are the frames of `blob`.
+async fn join(blob: LargeBlob, header: &Header, version: u64) -> Result<Found, DiskError> {
+    let mut data = BytesMut::with_capacity(blob.stored_len() as usize);
+    let mut at = 0;
+    while at < blob.frame_count() {
+        let frames = blob.read_frames(at, usize::MAX).await?;
+        at += frames.len();
+        frames.iter().for_each(|(_, piece)| data.extend_from_slice(piece));
+    }
+    let (codec, raw_len, key_size) = (header.codec, header.raw_len, header.key.size);
+    Ok(Found::Small(Small { codec, raw_len, data: data.freeze(), version, key_size }))
+}
+
+impl AppendError {
+    pub(super) fn into_disk_error(self, bytes: u64) -> DiskError {
+        match self {
+            AppendError::NoSegment => DiskError::NoSpace { bytes },
+            AppendError::Refused => DiskError::Io("the record has been moved".into()),
+            AppendError::WritesFail => DiskError::Io("writes to the disk cache fail".into()),
+            AppendError::Stopping => DiskError::Stopping,
+        }
+    }
+}
+
+impl Core {
+    /// The record that `word` points to, if what is there now is one. `len` bytes are enough to read.
+    async fn fetch(&self, shard: &Rc<Shard>, word: Word, len: u64) -> Option<(Header, Bytes)> {
+        let position = word.location() * RECORD_ALIGN as u64;
+        let (segment, offset) = self.layout.split(position);
+        let len = len.clamp(HEADER_LEN as u64, u64::from(self.layout.segment_len - offset)) as usize;
+        let generation = shard.state.with(|state| state.generations.get(&segment).copied())?;
+        let place = Place { position, generation };
+        loop {
+            let buffered;
+            let read: ReadBuf;
+            let record = match shard.state.with(|state| state.log.whereabouts(self.layout, word.location(), len)) {
+                Whereabouts::Flight(ticket) => {
+                    ticket.wait().await;
+                    continue;
+                }
+                Whereabouts::Buffer(bytes) => {
+                    buffered = bytes;
+                    &buffered[..]
+                }
+                Whereabouts::Disk => {
+                    let skip = (position % DISK_ALIGN as u64) as usize;
+                    read = self.read(position - skip as u64, (skip + len).next_multiple_of(DISK_ALIGN)).await?;
+                    &read.bytes()[skip..]
+                }
+            };
+            let header = Header::decode(record, &self.sums, place)?;
+            return header.payload(record, &self.sums).map(|payload| (header, Bytes::copy_from_slice(payload)));
+        }
+    }
+
+    /// Drops the record of `tag`, if it still is at `location`, because its bytes are not what they should be.
+    pub(super) fn drop_damaged(self: &Rc<Self>, shard: &Rc<Shard>, tag: u64, location: u64) {
+        let gone = shard.state.with(|state| {
+            let still = state.index.get(tag).is_some_and(|word| word.location() == location);
+            if still { state.forget(tag) } else { None }
+        });
+        let Some((_, held)) = gone else { return };
+        self.count(|stats| stats.damaged_records += 1);
+        tracing::warn!(
+            shard = shard.id.0,
+            position = location * RECORD_ALIGN as u64,
+            "a damaged record was dropped from the disk cache"
+        );
+        let (core, shard) = (self.clone(), shard.clone());
+        self.spawn(async move {
+            // Without a tomb the next start finds it again, and a read drops it again.
+            if let Ok(ticket) = core.append_tomb(&shard, tag, Urgency::Normal).await {
+                held.iter().for_each(|held| held.release_after(&ticket));
+            }
+        });
+    }
+
+    /// Appends a record that removes `tag`. It carries the tag in the place of the hash.
+    pub(super) async fn append_tomb(
+        self: &Rc<Self>,
+        shard: &Rc<Shard>,
+        tag: u64,
+        urgency: Urgency,
+    ) -> Result<Ticket, AppendError> {
+        let mut hash = [0u8; 32];
+        hash[..8].copy_from_slice(&tag.to_le_bytes());
+        let header = Header {
+            kind: RecordKind::Tomb,
+            key: Key { kind: Kind::Cas, hash: Hash(hash), size: 0 },
+            codec: Codec::Raw,
+            pieces: false,
+            raw_len: 0,
+            stored_len: 0,
+            payload_sum: self.sums.payload(&[]),
+        };
+        let record = Record { header, tag, payload: &[], large: None };
+        // Why the check: a tomb behind a newer record of the same key would remove that one at the next start.
+        self.append_record(shard, urgency, &record, |state| state.index.get(tag).is_none(), |_, _, _| {}).await
+    }
+}
+
+const _: () = assert!(VERSION_SHIFT + 40 == u64::BITS);

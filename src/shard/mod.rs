@@ -4,13 +4,20 @@
 pub mod blob_disk;
 pub mod codec;
 pub mod disk;
+mod engine;
 pub mod geometry;
+mod large;
+mod log;
 pub mod pool;
 pub mod protocol;
 pub mod ram;
 pub mod read;
+mod reclaim;
 pub mod recover;
 pub mod router;
 pub mod session;
 pub mod upload;
 pub mod worker;
+
+#[cfg(test)]
+mod disk_tests;

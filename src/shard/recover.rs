@@ -1,1 +1,278 @@
-//! TODO
+//! From what stands on disk to a shard's state: footers of the log segments in the order of their leases, scans of what no
+//! footer covers, and the chunks that the last commits claim.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use super::engine::{Core, Held, LargeRef, Shard};
+use super::log::OpenSegment;
+use crate::limits::DISK_ALIGN;
+use crate::pure::eviction::Outcome;
+use crate::pure::index::{Index, Word, tag};
+use crate::pure::record::{Commit, HEADER_LEN, Header, Place, RECORD_ALIGN, RecordKind, may_start};
+use crate::pure::segment::{Class, Footer, FooterEntry, HEAD_LEN, LargeEntry, SegmentHeader, TRAILER_LEN, Trailer};
+use crate::pure::shard_map::ShardId;
+use crate::rt::file::ReadBuf;
+use crate::rt::time::yield_once;
+
+/// Shards of one core that are recovered at a time.
+const SHARDS_AT_A_TIME: usize = 4;
+/// Bytes at the end of a segment that are read in one go: most footers are shorter.
+const FOOTER_READ_LEN: u32 = 64 << 10;
+/// Bytes of a scan's window.
+const WINDOW_LEN: usize = 1 << 20;
+/// A scan of an open segment ends after so many bytes without a record. More than all that can be in flight to one segment.
+const SCAN_GAP: u32 = 4 << 20;
+/// Steps of a scan between two yields.
+const STEPS_PER_YIELD: u32 = 4096;
+
+/// The list of a log segment's records, from its footer, a scan, or both.
+pub(super) struct Listed {
+    pub(super) footer: Footer,
+    /// Offset behind the last record.
+    pub(super) tail: u32,
+    sealed: bool,
+    /// Entries that a valid footer on disk has.
+    on_disk: usize,
+}
+
+impl Core {
+    /// Recovers this core's shards in the background.
+    pub(super) fn start_recovery(self: &Rc<Self>) {
+        let mut segments: HashMap<ShardId, Vec<SegmentHeader>> = HashMap::new();
+        for header in self.volume.headers().iter().flatten() {
+            segments.entry(header.shard).or_default().push(*header);
+        }
+        let mut shards: Vec<_> = self.own_shards().cloned().collect();
+        let queue: Vec<Vec<_>> = (0..SHARDS_AT_A_TIME)
+            .map(|lane| shards.iter().skip(lane).step_by(SHARDS_AT_A_TIME).cloned().collect())
+            .collect();
+        shards.clear();
+        for lane in queue {
+            let work: Vec<_> =
+                lane.into_iter().map(|shard| (segments.remove(&shard.id).unwrap_or_default(), shard)).collect();
+            let core = Rc::downgrade(self);
+            crate::rt::spawn(async move {
+                for (segments, shard) in work {
+                    let Some(core) = core.upgrade() else { return };
+                    core.recover(&shard, segments).await;
+                    shard.ready.set(true);
+                    shard.recovered.notify();
+                }
+            });
+        }
+    }
+
+    async fn recover(self: &Rc<Self>, shard: &Rc<Shard>, mut segments: Vec<SegmentHeader>) {
+        segments.sort_unstable_by_key(|header| header.generation);
+        let newest = segments.iter().rev().find(|header| header.class == Class::Log).map(|header| header.segment);
+        let mut large: HashMap<u64, (usize, LargeEntry)> = HashMap::new();
+        let mut commits = 0;
+        let mut unsealed = Vec::new();
+        for header in &segments {
+            let (segment, generation) = (header.segment, header.generation);
+            if header.class == Class::Chunks {
+                shard.state.with(|state| state.chunks.add(segment));
+                continue;
+            }
+            let is_newest = newest == Some(segment);
+            let listed =
+                self.load_log(shard.id, segment, generation, if is_newest { SCAN_GAP } else { u32::MAX }).await;
+            shard.state.with(|state| {
+                state.generations.insert(segment, generation);
+                replay(&listed.footer, &mut state.index, &mut large, &mut commits);
+            });
+            if !listed.sealed {
+                let tail = listed.tail.next_multiple_of(DISK_ALIGN as u32);
+                unsealed.push((is_newest, OpenSegment::new(segment, generation, tail, listed.footer, listed.on_disk)));
+            }
+            yield_once().await;
+        }
+        self.claim_chunks(shard, large);
+        for (is_newest, open) in unsealed {
+            if is_newest {
+                shard.state.with(|state| state.log.resume(open));
+            } else {
+                self.seal_found(shard, open);
+            }
+        }
+        let empty: Vec<u32> = shard.state.with(|state| {
+            let all: Vec<u32> = state.chunks.segments().collect();
+            all.into_iter().filter(|&segment| state.chunks.remove_empty(segment)).collect()
+        });
+        empty.into_iter().for_each(|segment| self.return_segment(segment, Outcome::Freed));
+    }
+
+    /// Gives each blob the chunks that its commit names, the latest commit first. A blob whose chunks a later one has is gone.
+    fn claim_chunks(self: &Rc<Self>, shard: &Rc<Shard>, large: HashMap<u64, (usize, LargeEntry)>) {
+        let mut large: Vec<_> = large.into_iter().collect();
+        large.sort_unstable_by_key(|(_, (order, _))| std::cmp::Reverse(*order));
+        for (tag, (_, LargeEntry { record_len, runs })) in large {
+            let held = Held::new(self, shard.id, runs);
+            let gone = shard.state.with(|state| {
+                let claimed = held.runs.iter().take_while(|run| state.chunks.claim(**run)).count();
+                if claimed == held.runs.len() && claimed > 0 {
+                    state.chunks.add_home(held.runs[0].first, tag);
+                    state.large.insert(tag, LargeRef { held: held.clone(), record_len });
+                    return false;
+                }
+                for run in &held.runs[..claimed] {
+                    state.chunks.give(*run);
+                }
+                state.index.remove(tag);
+                true
+            });
+            if gone {
+                held.disown();
+            }
+        }
+    }
+
+    /// Lists the records of a log segment. What no footer covers is scanned, until `gap` bytes brought no record.
+    pub(super) async fn load_log(&self, shard: ShardId, segment: u32, generation: u64, gap: u32) -> Listed {
+        let mut listed = match self.read_footer(segment, generation).await {
+            Some((footer, trailer)) => {
+                let on_disk = footer.entries.len();
+                Listed { footer, tail: trailer.upto, sealed: trailer.sealed, on_disk }
+            }
+            None => Listed { footer: Footer::default(), tail: HEAD_LEN, sealed: false, on_disk: 0 },
+        };
+        if !listed.sealed {
+            self.scan(shard, segment, generation, gap, &mut listed).await;
+        }
+        listed
+    }
+
+    async fn read_footer(&self, segment: u32, generation: u64) -> Option<(Footer, Trailer)> {
+        let end = self.layout.segment_len;
+        let read = self.read(self.layout.position(segment, end - FOOTER_READ_LEN), FOOTER_READ_LEN as usize).await?;
+        let trailer = Trailer::decode(read.bytes(), &self.sums, self.layout, segment, generation)?;
+        let whole = trailer.body_len + TRAILER_LEN as u32;
+        let longer = if whole > FOOTER_READ_LEN {
+            let start = (end - whole) / DISK_ALIGN as u32 * DISK_ALIGN as u32;
+            self.read(self.layout.position(segment, start), (end - start) as usize).await?
+        } else {
+            read
+        };
+        let bytes = longer.bytes();
+        let body = &bytes[bytes.len() - whole as usize..bytes.len() - TRAILER_LEN];
+        let footer = Footer::decode(body, &trailer, &self.sums, self.layout, segment, generation)?;
+        Some((footer, trailer))
+    }
+
+    /// Looks for records from `listed.tail` on, at every place where one may start, and adds them.
+    async fn scan(&self, shard: ShardId, segment: u32, generation: u64, gap: u32, listed: &mut Listed) {
+        let mut window = Window { core: self, segment, start: 0, bytes: None };
+        let mut at = listed.tail.next_multiple_of(RECORD_ALIGN as u32);
+        let mut steps = 0u32;
+        while at + HEADER_LEN as u32 <= self.layout.segment_len && at - listed.tail.min(at) <= gap {
+            steps += 1;
+            if steps.is_multiple_of(STEPS_PER_YIELD) {
+                yield_once().await;
+            }
+            let place = Place { position: self.layout.position(segment, at), generation };
+            let Some(start) = window.at(at, HEADER_LEN).await else {
+                at = (at + 1).next_multiple_of(DISK_ALIGN as u32);
+                continue;
+            };
+            let header = if may_start(start) { Header::decode(start, &self.sums, place) } else { None };
+            let header = header.filter(|header| {
+                self.layout.segment_len as usize - at as usize >= header.record_len()
+                    && (header.kind == RecordKind::Tomb || self.map.shard_of(&header.key.hash) == shard)
+            });
+            let found = match header {
+                Some(header) => {
+                    let payload =
+                        window.at(at, header.record_len()).await.and_then(|record| header.payload(record, &self.sums));
+                    payload.and_then(|payload| self.list(&header, payload, place, listed))
+                }
+                None => None,
+            };
+            match found {
+                Some(len) => {
+                    at += len;
+                    listed.tail = at;
+                }
+                None => at += RECORD_ALIGN as u32,
+            }
+        }
+    }
+
+    /// Adds a whole record to the list. Its length in the log.
+    fn list(&self, header: &Header, payload: &[u8], place: Place, listed: &mut Listed) -> Option<u32> {
+        let location = place.position / RECORD_ALIGN as u64;
+        let (tag, word) = match header.kind {
+            RecordKind::Tomb => (tomb_tag(header), Word::tomb(location)),
+            RecordKind::Small => {
+                let word = Word::small(location, &header.key, header.record_len() as u64)?;
+                (tag(self.sums.key, header.key.kind, &header.key.hash), word)
+            }
+            RecordKind::Large => {
+                let runs = Commit::decode(payload)?.runs;
+                listed.footer.large.push(LargeEntry { record_len: header.record_len() as u32, runs });
+                (tag(self.sums.key, header.key.kind, &header.key.hash), Word::large(location, &header.key))
+            }
+        };
+        listed.footer.entries.push(FooterEntry { tag, word: word.bits() });
+        Some(header.log_len() as u32)
+    }
+}
+
+/// The tag that a tomb removes: it stands in the place of the hash.
+fn tomb_tag(header: &Header) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|i| header.key.hash.0[i]))
+}
+
+/// Applies a segment's entries to the index, in log order. `large` gathers what the last commits say, numbered by
+/// `commits`.
+fn replay(footer: &Footer, index: &mut Index, large: &mut HashMap<u64, (usize, LargeEntry)>, commits: &mut usize) {
+    let mut details = footer.large.iter();
+    for entry in &footer.entries {
+        let Some(word) = Word::from_bits(entry.word) else { continue };
+        if word.is_large() {
+            let Some(detail) = details.next() else { continue };
+            *commits += 1;
+            index.insert(entry.tag, word);
+            large.insert(entry.tag, (*commits, detail.clone()));
+        } else {
+            large.remove(&entry.tag);
+            if word.is_marked() {
+                index.remove(entry.tag);
+            } else {
+                index.insert(entry.tag, word);
+            }
+        }
+    }
+}
+
+/// A part of a segment in memory.
+struct Window<'a> {
+    core: &'a Core,
+    segment: u32,
+    start: u32,
+    bytes: Option<ReadBuf>,
+}
+
+impl Window<'_> {
+    /// `len` bytes from `offset` on. `None` when they cannot be read.
+    async fn at(&mut self, offset: u32, len: usize) -> Option<&[u8]> {
+        let has = self
+            .bytes
+            .as_ref()
+            .is_some_and(|bytes| offset >= self.start && (offset - self.start) as usize + len <= bytes.bytes().len());
+        if !has {
+            self.start = offset / DISK_ALIGN as u32 * DISK_ALIGN as u32;
+            let want = ((offset - self.start) as usize + len).next_multiple_of(DISK_ALIGN).max(WINDOW_LEN);
+            let want = want.min((self.core.layout.segment_len - self.start) as usize);
+            let position = self.core.layout.position(self.segment, self.start);
+            self.bytes = self.core.read(position, want).await;
+            if self.bytes.is_none() {
+                // A bad block shall cost what stands in it, not its neighbours.
+                let least = ((offset - self.start) as usize + len).next_multiple_of(DISK_ALIGN);
+                self.bytes = self.core.read(position, least).await;
+            }
+        }
+        let from = (offset - self.start) as usize;
+        self.bytes.as_ref()?.bytes().get(from..from + len)
+    }
+}

@@ -9,14 +9,8 @@ pub mod walk;
 use bytes::Bytes;
 
 use crate::pure::digest::{Digest, Hash};
+pub use crate::pure::encoding::Encoding;
 use crate::rt::channel::Receiver;
-
-/// How bytes stand on the wire or at rest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Encoding {
-    Identity,
-    Zstd,
-}
 
 /// What a reader can take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

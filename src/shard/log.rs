@@ -1,0 +1,498 @@
+//! The appender of a shard's log: one open segment, filled through a write buffer that is flushed when full or a few
+//! milliseconds old.
+//!
+//! Invariant: a block once written is not written again while the segment keeps its generation, but for the footer's.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use super::engine::{Core, Shard, ShardState};
+use crate::limits::DISK_ALIGN;
+use crate::pure::eviction::Lease;
+use crate::pure::index::Word;
+use crate::pure::record::{HEADER_LEN, Header, Place, RECORD_ALIGN, RecordKind};
+use crate::pure::segment::{Class, Footer, FooterEntry, HEAD_LEN, LargeEntry, Layout, SegmentHeader};
+use crate::pure::shard_map::ShardId;
+use crate::rt::file::DiskBuf;
+use crate::rt::local::Event;
+
+/// Bytes of a write buffer; a longer record gets a buffer of its own size.
+const LOG_BUF_LEN: usize = 256 << 10;
+/// Writes of one shard's log that may be under way.
+const FLIGHTS_MAX: usize = 2;
+const BLOCK: u32 = DISK_ALIGN as u32;
+
+/// Whether what was put into a buffer has reached the disk.
+#[derive(Clone, Default)]
+pub(super) struct Ticket(Rc<TicketState>);
+
+#[derive(Default)]
+struct TicketState {
+    /// `Some(false)`: the write failed.
+    written: Cell<Option<bool>>,
+    event: Event,
+}
+
+/// A log segment being filled.
+pub(super) struct OpenSegment {
+    segment: u32,
+    generation: u64,
+    /// Offset behind the last record, or where the next buffer starts.
+    tail: u32,
+    footer: Footer,
+    footer_len: usize,
+    fill: Option<Fill>,
+    /// A write into it failed: nothing more is appended.
+    failed: bool,
+    /// Entries that are in the footer on disk.
+    checkpointed: usize,
+}
+
+struct Fill {
+    buf: DiskBuf,
+    /// Offset in the segment.
+    start: u32,
+    used: usize,
+    ticket: Ticket,
+}
+
+struct Flight {
+    segment: u32,
+    start: u32,
+    end: u32,
+    ticket: Ticket,
+}
+
+/// A buffer to be written; its flight is already noted.
+pub(super) struct Flush {
+    segment: u32,
+    fill: Fill,
+}
+
+/// A shard's log.
+#[derive(Default)]
+pub(super) struct Log {
+    open: Option<OpenSegment>,
+    leases: VecDeque<Lease>,
+    asked: bool,
+    /// How often the pool had no segment.
+    refusals: u64,
+    flights: Vec<Flight>,
+    /// Segments whose footer is still to be written.
+    sealing: Vec<u32>,
+    /// A footer of the open segment is being written.
+    checkpointing: bool,
+}
+
+/// Where a record is to be found now.
+pub(super) enum Whereabouts {
+    /// In the write buffer: its bytes.
+    Buffer(Vec<u8>),
+    /// It is being written: wait, then look again.
+    Flight(Ticket),
+    Disk,
+}
+
+/// A record to append, its payload in pieces.
+pub(super) struct Record<'a> {
+    pub(super) header: Header,
+    pub(super) tag: u64,
+    pub(super) payload: &'a [&'a [u8]],
+    /// Of a large commit: what the footer says of it.
+    pub(super) large: Option<LargeEntry>,
+}
+
+/// Whether an append may wait for a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Urgency {
+    Normal,
+    /// A reclaim: takes from the reserve, at once or never.
+    Reclaim,
+}
+
+/// Why nothing was appended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AppendError {
+    NoSegment,
+    /// The caller's check said no.
+    Refused,
+    /// The last writes have all failed.
+    WritesFail,
+    Stopping,
+}
+
+/// How one attempt to append ended.
+enum Attempt {
+    Placed(Ticket, Option<Flush>),
+    Refused,
+    /// The open segment is full.
+    Seal(OpenSegment, Option<Flush>),
+    NeedsLease,
+    Flush(Option<Flush>),
+    Busy,
+}
+
+impl Ticket {
+    pub(super) fn is_ended(&self) -> bool {
+        self.0.written.get().is_some()
+    }
+
+    /// True when it was written.
+    pub(super) async fn wait(&self) -> bool {
+        loop {
+            let changed = self.0.event.wait();
+            if let Some(written) = self.0.written.get() {
+                return written;
+            }
+            changed.await;
+        }
+    }
+
+    fn end(&self, written: bool) {
+        self.0.written.set(Some(written));
+        self.0.event.notify();
+    }
+}
+
+impl Record<'_> {
+    /// What index and footer say of the record at `location`. `None` when its length is beyond what they can say.
+    pub(super) fn word(&self, location: u64) -> Option<Word> {
+        match self.header.kind {
+            RecordKind::Small => Word::small(location, &self.header.key, self.header.record_len() as u64),
+            RecordKind::Large => Some(Word::large(location, &self.header.key)),
+            RecordKind::Tomb => Some(Word::tomb(location)),
+        }
+    }
+}
+
+impl OpenSegment {
+    /// A segment that is filled up to `tail`, a multiple of a block; 0 for one that has no header yet.
+    ///
+    /// `checkpointed` of its entries are in a footer on disk.
+    pub(super) fn new(segment: u32, generation: u64, tail: u32, footer: Footer, checkpointed: usize) -> Self {
+        let footer_len = footer.encoded_len();
+        Self { segment, generation, tail, footer, footer_len, fill: None, failed: false, checkpointed }
+    }
+
+    /// Whether a record of `len` bytes, whose entry adds `entry_len` bytes to the footer, still fits.
+    fn fits(&self, layout: Layout, len: usize, entry_len: usize) -> bool {
+        let start = if self.fill.is_some() { self.tail } else { self.tail.next_multiple_of(BLOCK).max(HEAD_LEN) };
+        let end = (start as usize + len).next_multiple_of(DISK_ALIGN);
+        !self.failed && end + (self.footer_len + entry_len).next_multiple_of(DISK_ALIGN) <= layout.segment_len as usize
+    }
+
+    /// Takes the buffer to be written, and notes its flight.
+    fn take_flush(&mut self, flights: &mut Vec<Flight>) -> Option<Flush> {
+        let mut fill = self.fill.take()?;
+        let end = fill.used.next_multiple_of(DISK_ALIGN);
+        fill.buf.bytes_mut()[fill.used..end].fill(0);
+        self.tail = fill.start + end as u32;
+        flights.push(Flight { segment: self.segment, start: fill.start, end: self.tail, ticket: fill.ticket.clone() });
+        Some(Flush { segment: self.segment, fill })
+    }
+}
+
+impl Log {
+    /// The most that a record may take, in bytes.
+    pub(super) fn record_len_max(layout: Layout) -> usize {
+        (layout.segment_len - HEAD_LEN) as usize * 7 / 8
+    }
+
+    /// Resumes the segment that was open before the restart.
+    pub(super) fn resume(&mut self, open: OpenSegment) {
+        assert!(self.open.is_none(), "a segment is open already");
+        self.open = Some(open);
+    }
+
+    /// Where the record at `location` is; of `len` bytes at most when it is in the buffer.
+    pub(super) fn whereabouts(&self, layout: Layout, location: u64, len: usize) -> Whereabouts {
+        let (segment, offset) = layout.split(location * RECORD_ALIGN as u64);
+        if let Some(open) = &self.open
+            && open.segment == segment
+            && let Some(fill) = &open.fill
+            && offset >= fill.start
+        {
+            let from = (offset - fill.start) as usize;
+            let to = fill.used.min(from.saturating_add(len));
+            return Whereabouts::Buffer(fill.buf.bytes()[from.min(to)..to].to_vec());
+        }
+        let mut flights = self.flights.iter();
+        match flights.find(|flight| flight.segment == segment && (flight.start..flight.end).contains(&offset)) {
+            Some(flight) => Whereabouts::Flight(flight.ticket.clone()),
+            None => Whereabouts::Disk,
+        }
+    }
+
+    /// True while the segment is not to be reclaimed: it is being filled or is about to be, or its footer is being written.
+    pub(super) fn is_busy(&self, segment: u32) -> bool {
+        self.open.as_ref().is_some_and(|open| open.segment == segment)
+            || self.sealing.contains(&segment)
+            || self.leases.iter().any(|lease| lease.segment == segment)
+    }
+
+    fn take_flush(&mut self) -> Option<Flush> {
+        self.open.as_mut()?.take_flush(&mut self.flights)
+    }
+}
+
+impl Core {
+    /// Appends `record`. `check` is asked, and `publish` told what the index is to say, in one step with the copying into
+    /// the buffer: nothing comes between. Cancelling it before it returns appends nothing.
+    pub(super) async fn append_record(
+        self: &Rc<Self>,
+        shard: &Rc<Shard>,
+        urgency: Urgency,
+        record: &Record<'_>,
+        check: impl Fn(&ShardState) -> bool,
+        mut publish: impl FnMut(&mut ShardState, Word, &Ticket),
+    ) -> Result<Ticket, AppendError> {
+        let refusals = shard.state.with(|state| state.log.refusals);
+        loop {
+            if self.is_stopping() && urgency == Urgency::Normal {
+                return Err(AppendError::Stopping);
+            }
+            if self.writes_fail() {
+                return Err(AppendError::WritesFail);
+            }
+            let changed = shard.changed.wait();
+            match shard.state.with(|state| self.try_append(shard.id, state, record, &check, &mut publish)) {
+                Attempt::Placed(ticket, flush) => {
+                    flush.into_iter().for_each(|flush| self.spawn_flush(shard, flush));
+                    self.after_append(shard, record);
+                    return Ok(ticket);
+                }
+                Attempt::Refused => return Err(AppendError::Refused),
+                Attempt::Flush(flush) => flush.into_iter().for_each(|flush| self.spawn_flush(shard, flush)),
+                Attempt::Seal(open, flush) => {
+                    flush.into_iter().for_each(|flush| self.spawn_flush(shard, flush));
+                    self.spawn_seal(shard, open);
+                }
+                Attempt::Busy => changed.await,
+                Attempt::NeedsLease if urgency == Urgency::Reclaim => {
+                    let lease = self.lease_for_reclaim(shard.id, Class::Log).await.ok_or(AppendError::NoSegment)?;
+                    shard.state.with(|state| state.log.leases.push_back(lease));
+                }
+                Attempt::NeedsLease => {
+                    if shard.state.with(|state| state.log.refusals) != refusals {
+                        return Err(AppendError::NoSegment);
+                    }
+                    self.ask_for_log(shard);
+                    changed.await;
+                }
+            }
+        }
+    }
+
+    fn try_append(
+        &self,
+        shard: ShardId,
+        state: &mut ShardState,
+        record: &Record<'_>,
+        check: &impl Fn(&ShardState) -> bool,
+        publish: &mut impl FnMut(&mut ShardState, Word, &Ticket),
+    ) -> Attempt {
+        if !check(state) {
+            return Attempt::Refused;
+        }
+        let layout = self.layout;
+        let len = record.header.log_len();
+        let entry_len = Footer::entry_len(record.large.as_ref().map(|large| large.runs.len()));
+        let log = &mut state.log;
+        if let Some(mut full) = log.open.take_if(|open| !open.fits(layout, len, entry_len)) {
+            log.sealing.push(full.segment);
+            let flush = full.take_flush(&mut log.flights);
+            return Attempt::Seal(full, flush);
+        }
+        if log.open.is_none() {
+            let Some(lease) = log.leases.pop_front() else { return Attempt::NeedsLease };
+            state.generations.insert(lease.segment, lease.generation);
+            log.open = Some(OpenSegment::new(lease.segment, lease.generation, 0, Footer::default(), 0));
+        }
+        let open = log.open.as_mut().expect("opened above");
+        if open.fill.as_ref().is_some_and(|fill| fill.used + len > fill.buf.bytes().len()) {
+            return Attempt::Flush(open.take_flush(&mut log.flights));
+        }
+        if open.fill.is_none() && log.flights.len() >= FLIGHTS_MAX {
+            return Attempt::Busy;
+        }
+        let mut fill = open.fill.take().unwrap_or_else(|| self.start_fill(shard, open, len));
+        let offset = fill.start + fill.used as u32;
+        let place = Place { position: layout.position(open.segment, offset), generation: open.generation };
+        let word = record.word(place.position / RECORD_ALIGN as u64).expect("checked by whoever made the record");
+        let space = &mut fill.buf.bytes_mut()[fill.used..fill.used + len];
+        let mut at = HEADER_LEN;
+        space[..at].copy_from_slice(&record.header.encode(&self.sums, place));
+        for piece in record.payload {
+            space[at..at + piece.len()].copy_from_slice(piece);
+            at += piece.len();
+        }
+        space[at..].fill(0);
+        fill.used += len;
+        open.tail = fill.start + fill.used as u32;
+        open.footer_len += entry_len;
+        open.footer.entries.push(FooterEntry { tag: record.tag, word: word.bits() });
+        open.footer.large.extend(record.large.clone());
+        let ticket = fill.ticket.clone();
+        let full = fill.used + 2 * RECORD_ALIGN > fill.buf.bytes().len();
+        open.fill = Some(fill);
+        let flush = if full { open.take_flush(&mut log.flights) } else { None };
+        publish(state, word, &ticket);
+        Attempt::Placed(ticket, flush)
+    }
+
+    /// A buffer for the open segment with room for a record of `len` bytes; the segment's first starts with its header.
+    fn start_fill(&self, shard: ShardId, open: &OpenSegment, len: usize) -> Fill {
+        let start = open.tail.next_multiple_of(BLOCK);
+        let used = if start == 0 { HEAD_LEN as usize } else { 0 };
+        let mut buf = self.take_buffer((used + len).next_multiple_of(DISK_ALIGN).max(LOG_BUF_LEN));
+        if start == 0 {
+            let (segment, generation) = (open.segment, open.generation);
+            let header = SegmentHeader { segment, class: Class::Log, shard, generation };
+            buf.bytes_mut()[..used].copy_from_slice(&header.encode(&self.sums, self.layout));
+        }
+        Fill { buf, start, used, ticket: Ticket::default() }
+    }
+
+    fn after_append(self: &Rc<Self>, shard: &Rc<Shard>, record: &Record<'_>) {
+        self.count(|stats| {
+            stats.appended_records += 1;
+            stats.appended_bytes += record.header.log_len() as u64;
+        });
+        if !shard.unflushed.replace(true) {
+            self.unflushed.borrow_mut().push(shard.id);
+            self.wake_flusher.notify();
+        }
+        let nearly_full = |open: &OpenSegment| open.tail > self.layout.segment_len / 4 * 3;
+        if shard.state.with(|state| state.log.leases.is_empty() && state.log.open.as_ref().is_some_and(nearly_full)) {
+            self.ask_for_log(shard);
+        }
+    }
+
+    /// Asks the pool for the next log segment in the background, once at a time.
+    fn ask_for_log(self: &Rc<Self>, shard: &Rc<Shard>) {
+        if shard.state.with(|state| std::mem::replace(&mut state.log.asked, true)) {
+            return;
+        }
+        let (core, shard) = (self.clone(), shard.clone());
+        self.spawn(async move {
+            let lease = core.lease(shard.id, Class::Log).await;
+            shard.state.with(|state| {
+                state.log.asked = false;
+                match lease {
+                    Some(lease) => state.log.leases.push_back(lease),
+                    None => state.log.refusals += 1,
+                }
+            });
+            shard.changed.notify();
+        });
+    }
+
+    fn spawn_flush(self: &Rc<Self>, shard: &Rc<Shard>, flush: Flush) {
+        let (core, shard) = (self.clone(), shard.clone());
+        self.spawn(async move { core.flush(&shard, flush).await });
+    }
+
+    async fn flush(self: &Rc<Self>, shard: &Rc<Shard>, flush: Flush) {
+        let Flush { segment, fill } = flush;
+        let len = fill.used.next_multiple_of(DISK_ALIGN);
+        let written = self.write(self.layout.position(segment, fill.start), fill.buf, len).await;
+        self.count(|stats| stats.flushes += 1);
+        let (forgotten, held) = shard.state.with(|state| {
+            state.log.flights.retain(|flight| !(flight.segment == segment && flight.start == fill.start));
+            if written {
+                return (0, Vec::new());
+            }
+            if let Some(open) = state.log.open.as_mut().filter(|open| open.segment == segment) {
+                open.failed = true;
+            }
+            state.bad.insert(segment);
+            state.forget_region(self.layout.position(segment, fill.start), len as u64)
+        });
+        self.count(|stats| stats.evicted_entries += forgotten);
+        drop(held);
+        fill.ticket.end(written);
+        shard.changed.notify();
+    }
+
+    /// Writes what is in the shard's buffer, now, in the background.
+    pub(super) fn flush_shard(self: &Rc<Self>, shard: &Rc<Shard>) {
+        shard.unflushed.set(false);
+        let flush = shard.state.with(|state| state.log.take_flush());
+        flush.into_iter().for_each(|flush| self.spawn_flush(shard, flush));
+    }
+
+    pub(super) fn spawn_seal(self: &Rc<Self>, shard: &Rc<Shard>, open: OpenSegment) {
+        let (core, shard) = (self.clone(), shard.clone());
+        self.spawn(async move { core.seal(&shard, open).await });
+    }
+
+    /// Writes the footer of a segment that takes no more records and is in `sealing`.
+    async fn seal(self: &Rc<Self>, shard: &Rc<Shard>, open: OpenSegment) {
+        self.wait_for_log(shard, |log| {
+            !log.checkpointing && log.flights.iter().all(|flight| flight.segment != open.segment)
+        })
+        .await;
+        if !shard.state.with(|state| state.bad.contains(&open.segment)) {
+            self.write_footer(&open.footer, open.segment, open.generation, open.tail, true).await;
+        }
+        shard.state.with(|state| state.log.sealing.retain(|segment| *segment != open.segment));
+        shard.changed.notify();
+    }
+
+    /// Marks a segment found without a footer as one that gets it now.
+    pub(super) fn seal_found(self: &Rc<Self>, shard: &Rc<Shard>, open: OpenSegment) {
+        shard.state.with(|state| state.log.sealing.push(open.segment));
+        self.spawn_seal(shard, open);
+    }
+
+    /// Flushes the log and writes a footer for what the open segment has so far, so that the next start need not scan it.
+    pub(super) async fn checkpoint(self: &Rc<Self>, shard: &Rc<Shard>) {
+        self.flush_shard(shard);
+        let snapshot = shard.state.with(|state| {
+            let log = &mut state.log;
+            let open =
+                log.open.as_mut().filter(|open| open.footer.entries.len() > open.checkpointed && !open.failed)?;
+            if std::mem::replace(&mut log.checkpointing, true) {
+                return None;
+            }
+            open.checkpointed = open.footer.entries.len();
+            Some((open.segment, open.generation, open.tail, open.footer.clone()))
+        });
+        let Some((segment, generation, upto, footer)) = snapshot else { return };
+        self.wait_for_log(shard, |log| {
+            log.flights.iter().all(|flight| flight.segment != segment || flight.start >= upto)
+        })
+        .await;
+        if !shard.state.with(|state| state.bad.contains(&segment)) {
+            self.write_footer(&footer, segment, generation, upto, false).await;
+        }
+        shard.state.with(|state| state.log.checkpointing = false);
+        shard.changed.notify();
+    }
+
+    /// Waits until nothing of the shard's log is being written.
+    pub(super) async fn settle(self: &Rc<Self>, shard: &Rc<Shard>) {
+        self.wait_for_log(shard, |log| log.flights.is_empty() && log.sealing.is_empty() && !log.checkpointing).await;
+    }
+
+    async fn wait_for_log(&self, shard: &Rc<Shard>, condition: impl Fn(&Log) -> bool) {
+        loop {
+            let changed = shard.changed.wait();
+            if shard.state.with(|state| condition(&state.log)) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    async fn write_footer(self: &Rc<Self>, footer: &Footer, segment: u32, generation: u64, upto: u32, sealed: bool) {
+        let bytes = footer.encode(&self.sums, self.layout, segment, generation, upto, sealed);
+        let len = bytes.len().next_multiple_of(DISK_ALIGN);
+        let mut buf = DiskBuf::new(len);
+        buf.bytes_mut()[..len - bytes.len()].fill(0);
+        buf.bytes_mut()[len - bytes.len()..].copy_from_slice(&bytes);
+        // A footer that fails to be written costs a scan at the next start.
+        self.write(self.layout.position(segment, self.layout.segment_len - len as u32), buf, len).await;
+    }
+}
