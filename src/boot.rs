@@ -54,7 +54,9 @@ pub fn main() -> ExitCode {
 
 fn serve(flags: Flags) -> Result<(), Failure> {
     let config = flags.resolve()?;
-    cores::raise_descriptor_limit();
+    if let Err(error) = cores::raise_descriptor_limit() {
+        tracing::warn!("the limit of open files stays as it is: {error}");
+    }
     let shutdown = Shutdown::new();
     signal::trigger_on_signals(&shutdown).map_err(Failure::Signals)?;
     let volume = geometry::open(&DiskConfig {

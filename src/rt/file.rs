@@ -30,9 +30,37 @@ pub fn create_preallocated(path: &Path, len: u64) -> io::Result<()> {
 
 /// Makes the existing file `path` `len` bytes long, allocated on the device. Blocks: for start-up only.
 pub fn grow_preallocated(path: &Path, len: u64) -> io::Result<()> {
-    let file = std::fs::OpenOptions::new().read(true).write(true).open(path)?;
-    allocate(&file, len)?;
-    file.sync_all()
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    allocate(&file, len)
+}
+
+fn allocate(file: &std::fs::File, len: u64) -> io::Result<()> {
+    let len = libc::off_t::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    loop {
+        // SAFETY: the descriptor belongs to `file`, which outlives the call.
+        if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) } == 0 {
+            return file.sync_all();
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Bytes that an unprivileged process can still allocate on the file system of `path`.
+pub fn free_space(path: &Path) -> io::Result<u64> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: `stat` is plain data that the call fills; the path is a C string that outlives the call.
+    let stat = unsafe {
+        let mut stat: libc::statvfs = std::mem::zeroed();
+        if libc::statvfs(path.as_ptr(), &mut stat) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        stat
+    };
+    Ok(stat.f_bavail * stat.f_frsize)
 }
 
 /// A buffer that the kernel can read or write directly. Core-local. Comes from the core's pool, and goes back to it.

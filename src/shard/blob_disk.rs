@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::disk::{Codec, DiskError, Key};
+use super::disk::{Codec, Disk, DiskError, Found, Key, LargeBlob, LargeWriter};
 use super::ram::Record;
 use crate::pure::digest::Hash;
 
@@ -52,4 +52,74 @@ pub trait FrameReader {
     fn codec(&self, frame: usize) -> Codec;
     /// Reads and checks frames as stored from `first` on: at least one and at most `max`.
     async fn read_frames(&self, first: usize, max: usize) -> Result<Vec<(Codec, Bytes)>, DiskError>;
+}
+
+impl BlobDisk for Disk {
+    type Writer = LargeWriter;
+    type Large = LargeBlob;
+
+    async fn ready(&self, hash: &Hash) {
+        Disk::ready(self, hash).await;
+    }
+
+    fn contains(&self, key: &Key) -> bool {
+        Disk::contains(self, key)
+    }
+
+    async fn read(&self, key: &Key) -> Result<Option<Stored<LargeBlob>>, DiskError> {
+        Ok(Disk::read(self, key).await?.map(|found| match found {
+            Found::Small(small) => Stored::Small(Record {
+                codec: small.codec,
+                raw_len: small.raw_len,
+                data: small.data,
+                version: small.version,
+                key_size: small.key_size,
+            }),
+            Found::Large(large) => Stored::Large(large),
+        }))
+    }
+
+    async fn append(&self, key: &Key, codec: Codec, raw_len: u64, stored: &[&[u8]]) -> Result<u64, DiskError> {
+        Disk::append(self, key, codec, raw_len, stored).await
+    }
+
+    async fn begin_large(&self, key: &Key) -> Result<LargeWriter, DiskError> {
+        Disk::begin_large(self, key).await
+    }
+
+    async fn remove(&self, key: &Key, version: Option<u64>) -> Result<bool, DiskError> {
+        Disk::remove(self, key, version).await
+    }
+
+    fn damaged(&self, key: &Key) {
+        Disk::damaged(self, key);
+    }
+
+    fn max_blob_len(&self) -> u64 {
+        Disk::max_blob_len(self)
+    }
+}
+
+impl FrameWriter for LargeWriter {
+    async fn push(&mut self, codec: Codec, stored: &[u8]) -> Result<(), DiskError> {
+        LargeWriter::push(self, codec, stored).await
+    }
+
+    async fn commit(self) -> Result<u64, DiskError> {
+        LargeWriter::commit(self).await
+    }
+}
+
+impl FrameReader for LargeBlob {
+    fn frame_count(&self) -> usize {
+        LargeBlob::frame_count(self)
+    }
+
+    fn codec(&self, frame: usize) -> Codec {
+        self.frame(frame).codec
+    }
+
+    async fn read_frames(&self, first: usize, max: usize) -> Result<Vec<(Codec, Bytes)>, DiskError> {
+        LargeBlob::read_frames(self, first, max).await
+    }
 }
