@@ -100,12 +100,7 @@ fn serve(flags: Flags) -> Result<(), Failure> {
 /// The start-up lines: what runs where, with which limits.
 fn announce(config: &Config, volume: &Volume, grpc: &TcpListener) {
     let address = grpc.local_addr().unwrap_or(config.grpc_address);
-    tracing::info!(
-        "ringcas {} on {} cores, {} shards",
-        env!("CARGO_PKG_VERSION"),
-        config.cores.len(),
-        volume.shards(),
-    );
+    tracing::info!("ringcas {} on {} cores, {} shards", env!("CARGO_PKG_VERSION"), config.cores.len(), volume.shards(),);
     tracing::info!(
         "cache in {}: {:.3} GiB in segments of {} MiB, storage mode {:?}, acknowledged when {:?}",
         config.dir.display(),

@@ -70,14 +70,18 @@ pub const HTTP2_RESET_STREAM_KEEP_MS: u64 = 10_000;
 /// Streams cancelled before they were looked at, and protocol errors of single streams, that end their connection.
 pub const HTTP2_PENDING_RESETS_MAX: usize = 256;
 pub const HTTP2_STREAM_ERRORS_MAX: usize = 1024;
-/// Bytes that one connection may read before the other tasks of its core have a turn.
-pub const CONNECTION_READ_TURN_LEN: usize = 1 << 20;
 /// Bytes of small writes that are gathered before they go to the socket.
 pub const WRITE_GATHER_LEN: usize = 64 << 10;
 /// Connections that may wait in a core's inbox.
 pub const ACCEPT_INBOX_LEN: usize = 256;
-/// Bytes of unary request messages longer than a stream window that one core holds at a time; more wait their turn.
+/// Bytes of unary request messages that one core holds at a time; more are refused.
 pub const LARGE_REQUESTS_LEN_MAX: usize = 128 << 20;
+/// Bytes of unary replies that one core holds at a time, until their clients have read them; more are refused.
+pub const REPLIES_LEN_MAX: usize = 256 << 20;
+/// Bytes of a unary reply that may be left to HTTP/2 when its call ends, whether the client reads or not.
+pub const REPLY_UNREAD_LEN_MAX: usize = 64 << 10;
+/// The largest request of the reflection service, in bytes.
+pub const REFLECTION_REQUEST_LEN_MAX: usize = 64 << 10;
 /// The longest `resource_name` that is accepted, in bytes.
 pub const RESOURCE_NAME_LEN_MAX: usize = 4096;
 /// Payload bytes in one ReadResponse at most.
@@ -118,8 +122,9 @@ pub const DECODER_POOLED_LEN_MAX: usize = 3 << 20;
 pub const PRESSURE_LIGHT_US: u32 = 5_000;
 /// Above this queueing delay of a core, in microseconds, blobs are stored raw.
 pub const PRESSURE_HEAVY_US: u32 = 20_000;
-/// A write of an upload that is at most this long may run ahead of the owner's acknowledgement, one at a time.
-pub const UPLOAD_AHEAD_LEN_MAX: usize = 64 << 10;
+/// Body bytes of an upload that travel together to its owner. At most three times as much may be on its way or gathered
+/// when a write returns, and so beyond the stream's window.
+pub const UPLOAD_MESSAGE_LEN: usize = 64 << 10;
 /// Interrupted uploads that a core keeps.
 pub const PARKED_UPLOADS_MAX: usize = 256;
 /// Memory that a core's interrupted uploads hold, in bytes.

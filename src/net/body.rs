@@ -1,14 +1,14 @@
 //! The request side of a call: its body, cut into messages.
 
-use std::cell::Cell;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
 use http::HeaderMap;
 
-use super::grpc::Responder;
+use super::memory::{Memory, Room};
 use super::metadata;
+use super::responder::Responder;
 use crate::limits;
 use crate::pure::grpc_frame::{Deframer, FrameError, Part};
 use crate::service::byte_stream::{Incoming, Tool};
@@ -21,13 +21,6 @@ pub struct Body {
     /// Bytes that came and whose window credit has not been returned.
     owed: usize,
 }
-
-/// How many bytes of unary requests this core holds.
-#[derive(Default)]
-pub struct RequestMemory(Cell<usize>);
-
-/// Room for one unary request; dropping it gives the room back.
-struct Room<'a>(&'a RequestMemory, usize);
 
 /// A whole unary request message.
 pub struct Message<'a> {
@@ -44,8 +37,8 @@ impl Body {
     /// The one message of a unary call. Copies nothing when it came in one DATA frame.
     ///
     /// Why the window credit is returned as bytes come and not when the message is complete: many half-sent messages
-    /// would fill the connection's window, and then none of them could end. `RequestMemory` is the bound instead.
-    pub async fn message(mut self, memory: &RequestMemory) -> Result<Message<'_>, Status> {
+    /// would fill the connection's window, and then none of them could end. `Memory` is the bound instead.
+    pub async fn message(mut self, memory: &Memory) -> Result<Message<'_>, Status> {
         let Some(Part::Start { len }) = self.part().await? else { return Err(not_one_message("none")) };
         let room = memory.take(len)?;
         let mut bytes = Bytes::new();
@@ -77,7 +70,7 @@ impl Body {
 
     fn poll_part(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Part>, Status>> {
         loop {
-            if let Some(part) = self.deframer.next().map_err(frame_status)? {
+            if let Some(part) = self.deframer.next_part().map_err(frame_status)? {
                 return Poll::Ready(Ok(Some(part)));
             }
             match ready!(self.stream.poll_data(context)) {
@@ -102,25 +95,6 @@ impl Body {
         // An error means that the stream is over, and its credit with it.
         let _ = self.stream.flow_control().release_capacity(out);
         self.owed -= out;
-    }
-}
-
-impl RequestMemory {
-    fn take(&self, len: usize) -> Result<Room<'_>, Status> {
-        let held = self.0.get() + len;
-        if held > limits::LARGE_REQUESTS_LEN_MAX {
-            let max = limits::LARGE_REQUESTS_LEN_MAX;
-            let text = format!("requests in flight on this core would take more than the limit of {max} bytes");
-            return Err(Status::new(Code::ResourceExhausted, text));
-        }
-        self.0.set(held);
-        Ok(Room(self, len))
-    }
-}
-
-impl Drop for Room<'_> {
-    fn drop(&mut self) {
-        self.0.0.set(self.0.0.get() - self.1);
     }
 }
 

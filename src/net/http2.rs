@@ -7,22 +7,14 @@ use std::time::Duration;
 use h2::server::{Builder, Connection};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::buffered::Buffered;
+use super::gather::Gathered;
 use super::grpc;
 use super::payload::Payload;
-use super::server::{Gauge, Phase, Server, Settings, count};
+use super::server::{Gauge, Phase, PhaseWatch, Server, Settings, count};
 use crate::limits;
 use crate::rt::gate::Gate;
 use crate::rt::time;
 use crate::store::Store;
-
-/// Why the driver stopped polling.
-enum Turn {
-    /// The connection has read its share; the core's other work comes first.
-    Over,
-    /// It has ended, and how.
-    Ended(Result<(), h2::Error>),
-}
 
 /// Serves one connection to its end, and waits for its calls.
 pub(super) async fn serve<T, S>(io: T, server: Rc<Server<S>>)
@@ -31,15 +23,17 @@ where
     S: Store,
 {
     let _open = Gauge::enter(&server.counters.connections);
-    let io = Buffered::new(io, server.buffers.clone());
-    let preface_timeout = Duration::from_millis(limits::HTTP2_PREFACE_MS);
-    let connection = match time::timeout(preface_timeout, handshake(&io, server.settings)).await {
-        Ok(Ok(connection)) => connection,
-        Ok(Err(error)) => return failed(&server, &error),
+    let io = Gathered::new(io, server.buffers.clone());
+    let watch = server.watch_phase();
+    let handshake = handshake(&io, server.settings, &watch);
+    let connection = match time::timeout(server.preface_timeout.get(), handshake).await {
+        Ok(Some(Ok(connection))) => connection,
+        Ok(Some(Err(error))) => return failed(&server, &error),
+        Ok(None) => return,
         Err(time::Elapsed) => return tracing::debug!("a connection sent no HTTP/2 preface in time"),
     };
     let calls = Gate::default();
-    if let Err(error) = drive(connection, &io, &server, &calls).await {
+    if let Err(error) = drive(connection, &io, &server, &calls, &watch).await {
         failed(&server, &error);
     }
     // Why: the connection is gone and has told every stream; each call now notices and ends by itself.
@@ -57,11 +51,12 @@ fn failed<S>(server: &Server<S>, error: &h2::Error) {
     }
 }
 
-/// Sends our settings and waits for the client's preface.
+/// Sends our settings and waits for the client's preface. `None` when the server stops meanwhile.
 async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
-    io: &Buffered<T>,
+    io: &Gathered<T>,
     settings: Settings,
-) -> Result<Connection<Buffered<T>, Payload>, h2::Error> {
+    watch: &PhaseWatch,
+) -> Option<Result<Connection<Gathered<T>, Payload>, h2::Error>> {
     let mut handshake = Builder::new()
         .initial_window_size(settings.stream_window)
         .initial_connection_window_size(settings.stream_window * limits::HTTP2_CONNECTION_WINDOW_STREAMS)
@@ -82,55 +77,52 @@ async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
         let result = std::pin::Pin::new(&mut handshake).poll(context);
         // A broken socket shows at the next read.
         let _ = io.poll_send(context);
-        result
+        match result {
+            Poll::Pending if watch.poll_phase(context) > Phase::Serving => Poll::Ready(None),
+            result => result.map(Some),
+        }
     })
     .await
 }
 
 /// Polls the connection until it ends: accepts calls, answers pings, moves data, and says goodbye when asked.
 async fn drive<T, S>(
-    mut connection: Connection<Buffered<T>, Payload>,
-    io: &Buffered<T>,
+    mut connection: Connection<Gathered<T>, Payload>,
+    io: &Gathered<T>,
     server: &Rc<Server<S>>,
     calls: &Gate,
+    watch: &PhaseWatch,
 ) -> Result<(), h2::Error>
 where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     S: Store,
 {
-    let watch = server.watch_phase();
     let mut told = Phase::Serving;
-    loop {
-        let turn = std::future::poll_fn(|context| {
-            watch.register(context);
-            if told < server.phase() {
-                told = server.phase();
-                match told {
-                    Phase::Serving => {}
-                    Phase::Draining => connection.graceful_shutdown(),
-                    // Why not `abrupt_shutdown`: it waits for a client that may not read.
-                    Phase::Aborting => return Poll::Ready(Turn::Ended(Ok(()))),
-                }
+    // Each poll is a turn: all that has come is read, all calls that came are started, all that they have said is sent.
+    std::future::poll_fn(|context| {
+        let phase = watch.poll_phase(context);
+        if told < phase {
+            told = phase;
+            match phase {
+                Phase::Serving => {}
+                Phase::Draining => connection.graceful_shutdown(),
+                // Why not `abrupt_shutdown`: it waits for a client that may not read.
+                Phase::Aborting => return Poll::Ready(Ok(())),
             }
-            io.begin_turn();
-            loop {
-                match connection.poll_accept(context) {
-                    Poll::Ready(Some(Ok((request, respond)))) => grpc::start(server, calls, request, respond),
-                    Poll::Ready(Some(Err(error))) => return Poll::Ready(Turn::Ended(Err(error))),
-                    Poll::Ready(None) => return Poll::Ready(Turn::Ended(Ok(()))),
-                    Poll::Pending => break,
-                }
-            }
-            if let Poll::Ready(Err(error)) = io.poll_send(context) {
-                tracing::debug!(%error, "a connection broke");
-                return Poll::Ready(Turn::Ended(Ok(())));
-            }
-            if io.is_turn_over() { Poll::Ready(Turn::Over) } else { Poll::Pending }
-        })
-        .await;
-        match turn {
-            Turn::Over => time::yield_to_reactor().await,
-            Turn::Ended(result) => return result,
         }
-    }
+        loop {
+            match connection.poll_accept(context) {
+                Poll::Ready(Some(Ok((request, respond)))) => grpc::start(server, calls, request, respond),
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error)),
+                Poll::Ready(None) => return Poll::Ready(Ok(())),
+                Poll::Pending => break,
+            }
+        }
+        if let Poll::Ready(Err(error)) = io.poll_send(context) {
+            tracing::debug!(%error, "a connection broke");
+            return Poll::Ready(Ok(()));
+        }
+        Poll::Pending
+    })
+    .await
 }

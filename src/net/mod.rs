@@ -3,12 +3,16 @@
 pub mod accept;
 pub mod access_log;
 pub mod body;
-pub mod buffered;
-pub mod deadline;
+pub mod gather;
 pub mod grpc;
 pub mod http2;
+pub mod memory;
 pub mod metadata;
 pub mod payload;
+pub mod responder;
 pub mod server;
 
 pub use server::{Server, Settings};
+
+#[cfg(test)]
+mod tests;

@@ -4,13 +4,13 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::body::RequestMemory;
-use super::buffered::Buffers;
-use super::deadline::Deadlines;
+use super::gather::Buffers;
 use super::http2;
+use super::memory::Memory;
 use crate::limits;
 use crate::rt::gate::Gate;
 use crate::rt::local::Local;
@@ -62,20 +62,27 @@ pub struct Counters {
 pub struct Server<S> {
     pub(super) services: Services<S>,
     pub(super) settings: Settings,
-    pub(super) deadlines: Deadlines,
+    /// How long a new connection may take to send the HTTP/2 preface.
+    pub(super) preface_timeout: Cell<Duration>,
     pub(super) buffers: Buffers,
-    pub(super) request_memory: RequestMemory,
+    /// Unary requests and replies that are held as a whole.
+    pub(super) request_memory: Memory,
+    pub(super) reply_memory: Memory,
     pub counters: Counters,
     connections: Gate,
-    phase: Cell<Phase>,
-    /// Whom to wake when the phase changes: one for each connection.
-    watchers: Local<BTreeMap<u64, Waker>>,
-    next_watcher: Cell<u64>,
+    phases: Local<Phases>,
 }
 
-/// One connection's view of the phase. Leaves nothing behind when dropped.
+struct Phases {
+    now: Phase,
+    /// Whom to wake when the phase changes: connections, and calls that would not end by themselves.
+    watchers: BTreeMap<u64, Waker>,
+    next_watcher: u64,
+}
+
+/// A view of the phase. Leaves nothing behind when dropped.
 pub(super) struct PhaseWatch {
-    watchers: Local<BTreeMap<u64, Waker>>,
+    phases: Local<Phases>,
     number: u64,
 }
 
@@ -84,14 +91,13 @@ impl<S: Store> Server<S> {
         Rc::new(Self {
             services,
             settings,
-            deadlines: Deadlines::default(),
+            preface_timeout: Cell::new(Duration::from_millis(limits::HTTP2_PREFACE_MS)),
             buffers: Buffers::default(),
-            request_memory: RequestMemory::default(),
+            request_memory: Memory::new("requests", limits::LARGE_REQUESTS_LEN_MAX),
+            reply_memory: Memory::new("replies", limits::REPLIES_LEN_MAX),
             counters: Counters::default(),
             connections: Gate::default(),
-            phase: Cell::new(Phase::Serving),
-            watchers: Local::new(BTreeMap::new()),
-            next_watcher: Cell::new(0),
+            phases: Local::new(Phases { now: Phase::Serving, watchers: BTreeMap::new(), next_watcher: 0 }),
         })
     }
 
@@ -123,39 +129,41 @@ impl<S: Store> Server<S> {
         self.connections.wait_empty().await;
     }
 
-    pub(super) fn phase(&self) -> Phase {
-        self.phase.get()
-    }
-
     pub(super) fn watch_phase(&self) -> PhaseWatch {
-        let number = self.next_watcher.get();
-        self.next_watcher.set(number + 1);
-        PhaseWatch { watchers: self.watchers.clone(), number }
+        let number = self.phases.with(|phases| {
+            phases.next_watcher += 1;
+            phases.next_watcher
+        });
+        PhaseWatch { phases: self.phases.clone(), number }
     }
 
     fn enter(&self, phase: Phase) {
-        if self.phase.get() < phase {
-            self.phase.set(phase);
-            self.watchers.with(std::mem::take).into_values().for_each(Waker::wake);
-        }
+        let watchers = self.phases.with(|phases| {
+            phases.now = phases.now.max(phase);
+            std::mem::take(&mut phases.watchers)
+        });
+        watchers.into_values().for_each(Waker::wake);
     }
 }
 
 impl PhaseWatch {
-    /// Wakes this task when the phase changes.
-    pub(super) fn register(&self, context: &Context<'_>) {
-        self.watchers.with(|watchers| match watchers.get_mut(&self.number) {
-            Some(waker) => waker.clone_from(context.waker()),
-            None => {
-                watchers.insert(self.number, context.waker().clone());
+    /// The phase now; wakes this task when it changes.
+    pub(super) fn poll_phase(&self, context: &Context<'_>) -> Phase {
+        self.phases.with(|phases| {
+            match phases.watchers.get_mut(&self.number) {
+                Some(waker) => waker.clone_from(context.waker()),
+                None => {
+                    phases.watchers.insert(self.number, context.waker().clone());
+                }
             }
-        });
+            phases.now
+        })
     }
 }
 
 impl Drop for PhaseWatch {
     fn drop(&mut self) {
-        self.watchers.with(|watchers| watchers.remove(&self.number));
+        self.phases.with(|phases| phases.watchers.remove(&self.number));
     }
 }
 

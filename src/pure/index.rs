@@ -282,7 +282,9 @@ impl Index {
     /// entries from it on fit behind where it lands.
     fn resize(&mut self, slots: usize) {
         let slots = slots.max(self.len);
-        let longest = slots.max(self.slots.len());
+        let occupied = self.slots.iter().filter(|slot| slot.word != 0);
+        let needed = occupied.fold(0, |next, slot| home(slot.tag, slots).max(next) + 1);
+        let longest = needed.max(slots).max(self.slots.len());
         if longest > self.slots.len() {
             self.slots.reserve_exact(longest - self.slots.len());
             self.slots.resize(longest, EMPTY);
@@ -387,11 +389,12 @@ mod tests {
             let word = Word::small(location, &cas, len).expect("fits");
             prop_assert!(word.read_len(&cas) >= len && word.read_len(&cas) <= len + record_len_bound(size) / 16 + 1);
             prop_assert!(word.fits(&cas) && word.location() == location && !word.is_large() && !word.is_marked());
-            prop_assert!(!word.fits(&Key { size: size + 1, ..cas }));
-            prop_assert!(!Word::large(location, &cas).fits(&Key { size: size - 1, ..cas }));
+            let (longer, shorter) = (Key { size: size + 1, ..cas }, Key { size: size - 1, ..cas });
+            prop_assert!(!word.fits(&longer) && !Word::large(location, &cas).fits(&shorter));
             let action = Key { kind: Kind::Action, ..cas };
             let word = Word::small(location, &action, len).expect("fits").marked(true).moved(9);
-            prop_assert!(word.read_len(&action) >= len && word.fits(&Key { size: 0, ..action }) && word.location() == 9);
+            let any_size = Key { size: 0, ..action };
+            prop_assert!(word.read_len(&action) >= len && word.fits(&any_size) && word.location() == 9);
         }
     }
 

@@ -316,7 +316,7 @@ mod tests {
     use super::*;
 
     fn header() -> impl Strategy<Value = Header> {
-        (0..3, any::<bool>(), any::<bool>(), any::<[u8; 32]>(), any::<(u64, u64, u32, u64)>()).prop_map(
+        (0..3usize, any::<bool>(), any::<bool>(), any::<[u8; 32]>(), any::<(u64, u64, u32, u64)>()).prop_map(
             |(kind, action, zstd, hash, (size, raw_len, stored_len, payload_sum))| Header {
                 kind: [RecordKind::Small, RecordKind::Large, RecordKind::Tomb][kind],
                 key: Key { kind: if action { Kind::Action } else { Kind::Cas }, hash: Hash(hash), size },

@@ -82,7 +82,7 @@ impl Scanner {
         Self { state: TAG, piece: Bytes::new(), name: Vec::new(), name_len_max, groups: Vec::new() }
     }
 
-    /// Takes the next bytes of the message. Call `next` until it gives `None` before.
+    /// Takes the next bytes of the message. Call `next_field` until it gives `None` before.
     pub fn feed(&mut self, piece: Bytes) {
         assert!(self.piece.is_empty(), "the last piece has not been used up");
         self.piece = piece;
@@ -102,7 +102,7 @@ impl Scanner {
     }
 
     /// The next field, or part of `data`; `None` when it needs more bytes.
-    pub fn next(&mut self) -> Result<Option<Field>, ScanError> {
+    pub fn next_field(&mut self) -> Result<Option<Field>, ScanError> {
         loop {
             match &mut self.state {
                 State::Tag(varint) => {
@@ -245,7 +245,7 @@ mod tests {
         for cut in cuts {
             scanner.feed(Bytes::copy_from_slice(&message[from..cut]));
             from = cut;
-            while let Some(field) = scanner.next()? {
+            while let Some(field) = scanner.next_field()? {
                 match field {
                     Field::ResourceName => out.resource_name = scanner.name().to_owned(),
                     Field::WriteOffset(offset) => out.write_offset = offset,

@@ -26,7 +26,8 @@ pub fn bounded<T: Send>(bound: usize) -> (Sender<T>, Receiver<T>) {
 impl<T> Sender<T> {
     /// Waits for room. Cancel-safe in that a message is either sent or dropped.
     pub async fn send(&mut self, message: T) -> Result<(), Closed> {
-        self.0.send(message).await.map_err(|_| Closed)
+        // Why not `SinkExt::send`: that waits, after a message which filled the channel, until there is room again.
+        self.0.feed(message).await.map_err(|_| Closed)
     }
 
     /// Sends when there is room, else gives the message back.

@@ -11,10 +11,11 @@
 //!    once a task has run. Neither can be closed from inside, as no task of that core runs. So a thread outside wakes
 //!    each driver every `NUDGE`: the eventfd write behind a wake from another thread ends any park, right or wrong,
 //!    and can be repeated until the core turns. A core that just starts is nudged every `NUDGE_YOUNG`, because its
-//!    first turn is the likeliest victim.
+//!    first turn is the likeliest victim; while no core of the process has work, one in `NUDGE_IDLE` does.
 //!
-//! So a request is delayed by at most `NUDGE`, and only if the scheduler has just held its thread for 100 ms. Receivers
-//! of channels need nothing more: the sender's wake is an event, and the nudge covers the park that swallows it.
+//! So a request is delayed by at most `NUDGE` (`NUDGE_IDLE` times that when it is the first on an idle server), and only if the
+//! scheduler has just held its thread for 100 ms. Receivers of channels need nothing more: the sender's wake is an event,
+//! and the nudge covers the park that swallows it.
 //!
 //! The driver also serves the deadlines of the core, all of them by one glommio timer. Why: glommio looks at every
 //! timer in every turn, and each poll of a pending one adds an entry that stays until its time.
@@ -23,6 +24,7 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -33,12 +35,17 @@ use super::deadlines::{Deadlines, Key};
 const BEAT: Duration = Duration::from_millis(4);
 /// Beats without any sign of work after which the beat stops.
 const QUIET_BEATS: u32 = 12;
-/// How often every core is woken from outside.
+/// How often every core is woken from outside while any core has work.
 const NUDGE: Duration = Duration::from_millis(250);
+/// Pauses of `NUDGE` between two nudges while none has: a nudge of an idle core costs it up to 70 us.
+const NUDGE_IDLE: u32 = 8;
 /// The same while a core is starting.
 const NUDGE_YOUNG: Duration = Duration::from_millis(10);
 /// How long a core counts as starting.
 const YOUNG: Duration = Duration::from_secs(2);
+
+/// Some core had a sign of work since the nudger looked.
+static ACTIVE: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static CORE: Core = Core::default();
@@ -60,6 +67,8 @@ struct Core {
     beat_at: Cell<Option<Instant>>,
     quiet_beats: Cell<u32>,
     stopping: Cell<bool>,
+    /// See `wake_after_turn`.
+    turn: RefCell<Option<Pin<Box<dyn Future<Output = ()>>>>>,
 }
 
 /// Work is in flight on this core as long as this lives. Costs a few core-local counter operations.
@@ -114,6 +123,25 @@ pub(super) fn remove(key: Key) {
     });
 }
 
+/// Wakes the task of `context` in the next turn of the reactor, and nobody does it before.
+///
+/// Why so: a shared channel that waits for its peer is woken in each turn, without a system call, and whether or not
+/// the turn found anything. Measured for a lone task, CPU: 10 us, which is the turn; by a timer of 1 us 29 us, as the
+/// executor parks for it.
+pub(super) fn wake_after_turn(context: &mut Context<'_>) {
+    CORE.with(|core| {
+        let connected =
+            core.turn.borrow_mut().get_or_insert_with(|| Box::pin(never_connected())).as_mut().poll(context);
+        debug_assert!(connected.is_pending(), "the peer is held and never connects");
+    });
+}
+
+async fn never_connected() {
+    let (peer, receiver) = glommio::channels::shared_channel::new_bounded::<()>(1);
+    drop(receiver.connect().await);
+    drop(peer);
+}
+
 /// True on a thread whose executor runs.
 pub(super) fn on_core() -> bool {
     CORE.try_with(|core| core.driver.borrow().is_some()).unwrap_or(false)
@@ -152,6 +180,7 @@ impl Drop for Leave {
         CORE.with(|core| {
             drop(core.deadlines.take());
             drop(core.driver.take());
+            drop(core.turn.take());
             core.armed.set(None);
             core.beat_at.set(None);
             core.stopping.set(false);
@@ -162,6 +191,9 @@ impl Drop for Leave {
 impl Core {
     fn touch(&self) {
         self.touched.set(true);
+        if !ACTIVE.load(Ordering::Relaxed) {
+            ACTIVE.store(true, Ordering::Relaxed);
+        }
         if self.beat_at.get().is_some() {
             return;
         }
@@ -301,6 +333,7 @@ impl Nudger {
 
     fn nudge_for_ever(&self) {
         let mut state = self.lock();
+        let mut skipped = 0;
         loop {
             if state.drivers.is_empty() {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -308,11 +341,47 @@ impl Nudger {
             let young = state.young_until.is_some_and(|until| Instant::now() < until);
             let pause = if young { NUDGE_YOUNG } else { NUDGE };
             state = self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+            skipped += 1;
+            if !young && skipped < NUDGE_IDLE && !ACTIVE.swap(false, Ordering::Relaxed) {
+                continue;
+            }
+            skipped = 0;
             state.drivers.iter().for_each(|(_, driver)| driver.wake_by_ref());
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Nudged> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rt::time;
+
+    /// Goal: an executor that parks with runnable tasks goes on all the same.
+    /// Method: preempt timers so short that they have often fired before the run loop looks. Without the beat and the
+    /// nudge about a third of these runs hang for ever; with the beat alone some do.
+    #[test]
+    fn wrong_parks_end() {
+        for preempt_us in [40, 80].repeat(10) {
+            let (done, finished) = std::sync::mpsc::channel();
+            std::thread::spawn(move || {
+                let executor = glommio::LocalExecutorBuilder::new(glommio::Placement::Unbound)
+                    .io_memory(64 << 10)
+                    .preempt_timer(Duration::from_micros(preempt_us))
+                    .make()
+                    .expect("an executor");
+                run(&executor, async {
+                    for _ in 0..200 {
+                        time::yield_once().await;
+                        time::yield_to_reactor().await;
+                    }
+                });
+                done.send(()).expect("the test waits");
+            });
+            finished.recv_timeout(Duration::from_secs(60)).expect("the executor sleeps through its work");
+        }
     }
 }

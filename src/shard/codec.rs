@@ -245,7 +245,7 @@ pub struct Probe {
 
 impl Probe {
     /// Asked once for each frame.
-    pub fn next(&mut self) -> bool {
+    pub fn is_due(&mut self) -> bool {
         let tries = self.skip == 0;
         self.skip = self.skip.saturating_sub(1);
         tries
@@ -306,4 +306,204 @@ fn new_stream_context() -> Result<DCtx<'static>, DecodeError> {
     let bounded = context.set_parameter(DParameter::WindowLogMax(ZSTD_WINDOW_LOG_MAX));
     bounded.map_err(|code| DecodeError::Bad(zstd_safe::get_error_name(code)))?;
     Ok(context)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use zstd_safe::{CParameter, zstd_sys::ZSTD_EndDirective};
+
+    use super::*;
+
+    fn codecs() -> Codecs {
+        Codecs::new(StorageMode::Zstd, 64 << 20)
+    }
+
+    /// Bytes from a small alphabet: they compress, but not to nothing.
+    fn text() -> impl Strategy<Value = Vec<u8>> {
+        proptest::collection::vec(0u8..12, 0..40_000)
+    }
+
+    /// As Bazel sends it: one frame, no content size, flushed every 491 bytes.
+    fn flushed_frame(raw: &[u8]) -> Vec<u8> {
+        let mut context = CCtx::create();
+        context.set_parameter(CParameter::CompressionLevel(3)).expect("a valid level");
+        let mut frame = vec![0; 2 * raw.len() + 1000];
+        let mut out = OutBuffer::around(&mut frame[..]);
+        for piece in raw.chunks(491) {
+            let mut input = InBuffer::around(piece);
+            context.compress_stream2(&mut out, &mut input, ZSTD_EndDirective::ZSTD_e_flush).expect("room");
+        }
+        context.compress_stream2(&mut out, &mut InBuffer::around(&[]), ZSTD_EndDirective::ZSTD_e_end).expect("room");
+        let len = out.pos();
+        frame.truncate(len);
+        frame
+    }
+
+    /// Decodes `stream`, cut at `cuts`, into outputs of `room` bytes; at most `most` bytes.
+    fn decode_stream(
+        codecs: &Codecs,
+        stream: &[u8],
+        cut: usize,
+        room: usize,
+        most: usize,
+    ) -> Result<Vec<u8>, DecodeError> {
+        let mut decoder = codecs.stream_decoder();
+        let mut all = Vec::new();
+        for mut piece in stream.chunks(cut) {
+            loop {
+                let mut out = Vec::with_capacity(room);
+                decoder.decode(&mut piece, &mut out)?;
+                assert!(out.len() <= out.capacity());
+                all.extend_from_slice(&out);
+                if all.len() > most {
+                    return Err(DecodeError::TooLong);
+                }
+                if piece.is_empty() && out.len() < out.capacity() {
+                    break;
+                }
+            }
+        }
+        if decoder.in_frame() { Err(DecodeError::Bad("cut")) } else { Ok(all) }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        /// Goal: every form of a content decodes to it, in one go and as a stream cut anywhere, frames in a row included.
+        /// Method: random contents, cuts and output sizes.
+        #[test]
+        fn every_form_decodes(a in text(), b in text(), cut in 1usize..5000, room in 1usize..70_000) {
+            let codecs = codecs();
+            let room = room.max(a.len() / 50 + 1);
+            let cut = cut.max(a.len() / 100 + 1);
+            for frame in [codecs.frame_of(&a), wrap_raw(&a), flushed_frame(&a)] {
+                prop_assert_eq!(codecs.decode(&frame, a.len()), Ok(a.clone()));
+                let both = [&frame[..], &wrap_raw(&b)].concat();
+                let expected = [&a[..], &b].concat();
+                prop_assert_eq!(decode_stream(&codecs, &both, cut, room, expected.len()), Ok(expected));
+            }
+            if let Some(frame) = codecs.at_rest(&a) {
+                prop_assert!(frame.len() <= worth_it(a.len()));
+                prop_assert!(codecs.keeps(&frame, a.len()));
+                prop_assert_eq!(codecs.decode(&frame, a.len()), Ok(a));
+            }
+        }
+
+        /// Goal: garbage ends in an error or in bytes within the bound, never in a panic. Method: random bytes, alone and
+        /// behind a valid frame header, and valid frames with one byte changed.
+        #[test]
+        fn garbage_is_survived(
+            garbage in proptest::collection::vec(any::<u8>(), 0..3000),
+            raw in text(),
+            at in any::<proptest::sample::Index>(),
+            flip in 1u8..,
+        ) {
+            let codecs = codecs();
+            let mut headed = vec![0x28, 0xb5, 0x2f, 0xfd];
+            headed.extend_from_slice(&garbage);
+            let mut flipped = codecs.frame_of(&raw);
+            let position = at.index(flipped.len());
+            flipped[position] ^= flip;
+            for input in [&garbage, &headed, &flipped] {
+                if let Ok(decoded) = codecs.decode(input, 10_000) {
+                    prop_assert!(decoded.len() <= 10_000);
+                }
+                let _ = decode_stream(&codecs, input, 700, 5000, 100_000);
+                codecs.keeps(input, 10_000);
+            }
+        }
+    }
+
+    /// Goal: the largest blocks and their borders are right. Method: lengths around 128 KiB and its double.
+    #[test]
+    fn raw_blocks_have_their_borders_right() {
+        for len in [0, 1, BLOCK_LEN_MAX - 1, BLOCK_LEN_MAX, BLOCK_LEN_MAX + 1, 2 * BLOCK_LEN_MAX, FRAME_LEN + 1] {
+            let raw: Vec<u8> = (0..len).map(|n| (n % 251) as u8).collect();
+            let frame = wrap_raw(&raw);
+            assert_eq!(frame.len(), frame.capacity());
+            assert_eq!(zstd_safe::get_frame_content_size(&frame).ok().flatten(), Some(len as u64));
+            assert_eq!(codecs().decode(&frame, len), Ok(raw));
+        }
+    }
+
+    /// Goal: Bazel's frames are not kept as they came. Method: `keeps` on each kind.
+    #[test]
+    fn only_a_good_frame_is_kept() {
+        let raw = vec![7; 10_000];
+        let codecs = codecs();
+        let good = codecs.frame_of(&raw);
+        assert!(codecs.keeps(&good, raw.len()));
+        assert!(!codecs.keeps(&good, raw.len() + 1));
+        assert!(!codecs.keeps(&flushed_frame(&raw), raw.len()));
+        assert!(!codecs.keeps(&[&good[..], &good].concat(), 2 * raw.len()));
+        assert!(!codecs.keeps(&wrap_raw(&raw), raw.len()));
+        assert!(!Codecs::new(StorageMode::Uncompressed, 0).keeps(&good, raw.len()));
+    }
+
+    /// Goal: decoders cost what the limit says: no window above it, no more memory than the budget, and what is given back
+    /// can be used again. Method: a frame that claims 128 MiB; a small budget; the pool.
+    #[test]
+    fn decoders_are_bounded() {
+        // Window descriptor 0x88: 2^(10 + 17) bytes; no content size.
+        let greedy = [0x28, 0xb5, 0x2f, 0xfd, 0x00, 0x88, 0x09, 0x00, 0x00, 0x00];
+        assert!(matches!(decode_stream(&codecs(), &greedy, 100, 100, 100), Err(DecodeError::Bad(_))));
+
+        let raw: Vec<u8> = (0..3_000_000u32).map(|n| (n.wrapping_mul(n) >> 9) as u8).collect();
+        let frame = flushed_frame(&raw);
+        let codecs = Codecs::new(StorageMode::Zstd, 1 << 20);
+        let refused = decode_stream(&codecs, &frame, 10_000, 100_000, raw.len());
+        assert_eq!(refused, Err(DecodeError::Memory { limit: 1 << 20 }));
+        assert_eq!(codecs.0.decoder_bytes.get(), 0);
+        assert_eq!(decode_stream(&codecs, &frame[..100], 10_000, 100_000, raw.len()), Err(DecodeError::Bad("cut")));
+        let codecs = self::codecs();
+        let decoders: Vec<_> = (0..2 * DECODERS_POOLED_MAX)
+            .map(|_| {
+                let mut decoder = codecs.stream_decoder();
+                decoder.decode(&mut &wrap_raw(b"x")[..], &mut Vec::with_capacity(10)).expect("valid");
+                decoder
+            })
+            .collect();
+        drop(decoders);
+        assert!(codecs.0.idle_decoders.borrow().len() <= DECODERS_POOLED_MAX);
+        assert_eq!(codecs.0.decoder_bytes.get(), 0);
+        assert_eq!(decode_stream(&codecs, &wrap_raw(b"again"), 3, 3, 5), Ok(b"again".to_vec()));
+    }
+
+    /// Goal: content that does not compress costs few tries, and content that begins to is noticed. Method: count tries.
+    #[test]
+    fn probing_backs_off_and_returns() {
+        let mut probe = Probe::default();
+        let tries = (0..1000)
+            .filter(|_| {
+                probe.is_due() && {
+                    probe.note(false);
+                    true
+                }
+            })
+            .count();
+        assert!((20..60).contains(&tries), "{tries} tries of 1000");
+        let waited = (0..100).position(|_| probe.is_due()).expect("a try comes");
+        assert!(waited < 32);
+        probe.note(true);
+        assert!((0..100).all(|_| {
+            let is_due = probe.is_due();
+            probe.note(true);
+            is_due
+        }));
+    }
+
+    /// Goal: compression gives way to load and comes back. Method: delays, and the level for both sizes.
+    #[test]
+    fn compression_gives_way() {
+        let pressure = Pressure::default();
+        let levels = |pressure: &Pressure| (pressure.level(4096), pressure.level(FRAME_LEN));
+        assert_eq!(levels(&pressure), (Some(-1), Some(1)));
+        (0..100).for_each(|_| pressure.observe(Duration::from_millis(10)));
+        assert_eq!(levels(&pressure), (Some(-1), Some(-1)));
+        (0..100).for_each(|_| pressure.observe(Duration::from_millis(50)));
+        assert_eq!(levels(&pressure), (None, None));
+        (0..100).for_each(|_| pressure.observe(Duration::from_micros(50)));
+        assert_eq!(levels(&pressure), (Some(-1), Some(1)));
+    }
 }

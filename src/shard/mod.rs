@@ -1,9 +1,14 @@
 //! The owner's side of the key space: shards with their index, their log on disk, their uploads; and the router that
 //! brings requests to them.
 
+#[cfg(test)]
+pub mod fake_disk;
+
 pub mod blob_disk;
 pub mod codec;
 pub mod disk;
+#[cfg(test)]
+mod disk_tests;
 mod engine;
 pub mod geometry;
 mod large;
@@ -16,8 +21,7 @@ mod reclaim;
 pub mod recover;
 pub mod router;
 pub mod session;
+#[cfg(test)]
+mod tests;
 pub mod upload;
 pub mod worker;
-
-#[cfg(test)]
-mod disk_tests;

@@ -27,7 +27,8 @@ pub enum Request {
 pub enum UploadMessage {
     /// Body bytes; answered by one `UploadAck`.
     Write(Vec<Bytes>),
-    Finish(ReplyTo<Result<PutOutcome, StoreError>>),
+    /// The last body bytes.
+    Finish { data: Vec<Bytes>, reply: ReplyTo<Result<PutOutcome, StoreError>> },
 }
 
 /// The owner has consumed a write, or the upload has ended.

@@ -97,6 +97,7 @@ impl Core {
             rest = after;
             self.copy_window(shard, order.segment, generation, window, &mut tickets).await;
         }
+        self.flush_shard(shard);
         for ticket in tickets {
             // A failed write has taken its records out of the index.
             ticket.wait().await;
@@ -206,6 +207,7 @@ impl Core {
             }
         }
         if let Some(ticket) = last {
+            self.flush_shard(shard);
             ticket.wait().await;
         }
         self.dig();

@@ -198,7 +198,7 @@ impl<D: BlobDisk> Session<D> {
     /// Sends one frame to the disk, compressed if that pays.
     async fn seal(&mut self, worker: &Worker<D>, raw: &[u8]) -> Result<(), StoreError> {
         let mut stored = None;
-        if worker.codecs().tries(raw.len()) && self.probe.next() {
+        if worker.codecs().tries(raw.len()) && self.probe.is_due() {
             stored = worker.codecs().at_rest(raw);
             self.probe.note(stored.is_some());
             worker.breathe_after_compressing(raw.len()).await;

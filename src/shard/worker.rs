@@ -100,11 +100,12 @@ impl<D: BlobDisk> Worker<D> {
         }
     }
 
-    /// Lets no new upload or stream begin, frees interrupted ones, and waits for those that run.
+    /// Lets no new upload or stream begin, waits for those that run, and frees what interrupted ones have left.
     pub async fn stop(&self) {
         self.0.gate.close();
-        self.0.uploads.clear();
         self.0.gate.wait_empty().await;
+        // Why last: those that just ended have parked what they had.
+        self.0.uploads.clear();
     }
 
     /// For each digest whether it is missing.

@@ -122,8 +122,8 @@ pub enum UploadEnd {
 /// One running upload. Dropping it parks what has arrived, for the client to resume.
 #[allow(async_fn_in_trait)] // Why: futures stay on their core; nobody asks for Send.
 pub trait Upload {
-    /// Hands over the next body bytes, in the upload's encoding. Returns when the owner has consumed them, so that the
-    /// caller may return window credit.
+    /// Hands over the next body bytes, in the upload's encoding. Returns when the caller may return their window credit:
+    /// the owner has consumed them, but for a last part that is bounded (`limits::UPLOAD_MESSAGE_LEN`).
     async fn write(&mut self, data: Vec<Bytes>) -> Result<(), UploadEnd>;
     /// The client set `finish_write`: verifies and publishes.
     async fn finish(self) -> Result<PutOutcome, StoreError>;

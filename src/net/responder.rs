@@ -1,0 +1,164 @@
+//! The reply side of a call: headers, messages, status.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Buf as _;
+use h2::SendStream;
+use h2::server::SendResponse;
+use http::Response;
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+
+use super::access_log::AccessLine;
+use super::payload::Payload;
+use crate::limits;
+use crate::pure::grpc_frame;
+use crate::service::{Code, Outgoing, Reply, Status};
+
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
+const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
+const APPLICATION_GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+/// Bytes of an error text that are sent. Why: clients limit a header list to 8 KiB, and percent-encoding may triple it.
+const ERROR_TEXT_LEN_MAX: usize = 2048;
+
+/// The answering side of a call. Clones share it: the handler sends by one, and its task watches for the client's
+/// going away and sends the status by another.
+#[derive(Clone)]
+pub struct Responder(Rc<RefCell<Answer>>);
+
+struct Answer {
+    stage: Stage,
+    line: Option<Box<AccessLine>>,
+}
+
+enum Stage {
+    /// Nothing has been sent.
+    New(SendResponse<Payload>),
+    /// Headers have been sent, and perhaps messages.
+    Streaming(SendStream<Payload>),
+    Ended,
+}
+
+impl Responder {
+    pub(super) fn new(respond: SendResponse<Payload>) -> Self {
+        Self(Rc::new(RefCell::new(Answer { stage: Stage::New(respond), line: None })))
+    }
+
+    pub(super) fn log_as(&self, method: &'static str) {
+        self.0.borrow_mut().line = Some(Box::new(AccessLine::new(method)));
+    }
+
+    /// Adds to the access log line's count.
+    pub(super) fn count_received(&self, bytes: usize) {
+        if let Some(line) = &mut self.0.borrow_mut().line {
+            line.received += bytes as u64;
+        }
+    }
+
+    /// Sends a message without waiting for room: for the only message of a unary call.
+    pub(super) fn send_now(&mut self, message: Reply) -> Result<(), Status> {
+        let answer = &mut *self.0.borrow_mut();
+        let payload = Payload::message(message);
+        if let Some(line) = &mut answer.line {
+            line.sent += payload.remaining() as u64;
+        }
+        if let Stage::New(respond) = &mut answer.stage {
+            let response = headers_response();
+            answer.stage = Stage::Streaming(respond.send_response(response, false).map_err(|_| gone())?);
+        }
+        match &mut answer.stage {
+            Stage::Streaming(stream) => stream.send_data(payload, false).map_err(|_| gone()),
+            Stage::New(_) | Stage::Ended => Err(gone()),
+        }
+    }
+
+    /// Waits until HTTP/2 may send at least one byte more than it holds. The first message always may be handed over.
+    fn poll_room(&self, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        let Stage::Streaming(stream) = &mut self.0.borrow_mut().stage else { return Poll::Ready(Ok(())) };
+        stream.reserve_capacity(limits::HTTP2_SEND_BUFFER_LEN);
+        while stream.capacity() == 0 {
+            match ready!(stream.poll_capacity(context)) {
+                Some(Ok(_)) => {}
+                Some(Err(_)) | None => return Poll::Ready(Err(gone())),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Ready when the client has reset the stream or the connection is gone.
+    pub(super) fn poll_cut(&self, context: &mut Context<'_>) -> Poll<()> {
+        match &mut self.0.borrow_mut().stage {
+            Stage::New(respond) => respond.poll_reset(context).map(|_| ()),
+            Stage::Streaming(stream) => stream.poll_reset(context).map(|_| ()),
+            Stage::Ended => Poll::Pending,
+        }
+    }
+
+    /// Sends the status. Errors are ignored: a client that is gone needs none. What the client has still to send is
+    /// stopped by HTTP/2 when the last clone is dropped (RST_STREAM with NO_ERROR, RFC 9113, 8.1).
+    pub(super) fn finish(&self, result: Result<(), Status>) {
+        let answer = &mut *self.0.borrow_mut();
+        let status = result.err();
+        let code = status.as_ref().map_or(Code::Ok, |status| status.code);
+        if let Some(line) = &mut answer.line {
+            line.code = Some(code);
+        }
+        match std::mem::replace(&mut answer.stage, Stage::Ended) {
+            Stage::New(mut respond) => {
+                let mut response = headers_response();
+                add_status(response.headers_mut(), code, status.as_ref());
+                let _ = respond.send_response(response, true);
+            }
+            Stage::Streaming(mut stream) => {
+                let mut trailers = HeaderMap::with_capacity(2);
+                add_status(&mut trailers, code, status.as_ref());
+                let _ = stream.send_trailers(trailers);
+            }
+            Stage::Ended => {}
+        }
+    }
+}
+
+impl Outgoing for Responder {
+    async fn send(&mut self, message: Reply) -> Result<(), Status> {
+        self.ready().await?;
+        self.send_now(message)
+    }
+
+    async fn ready(&mut self) -> Result<(), Status> {
+        std::future::poll_fn(|context| self.poll_room(context)).await
+    }
+
+    fn note_resource(&mut self, name: &str) {
+        if let Some(line) = &mut self.0.borrow_mut().line {
+            name.clone_into(&mut line.resource);
+        }
+    }
+}
+
+fn gone() -> Status {
+    Status::new(Code::Cancelled, "the client is gone")
+}
+
+fn headers_response() -> Response<()> {
+    let mut response = Response::new(());
+    response.headers_mut().insert(CONTENT_TYPE, APPLICATION_GRPC);
+    response
+}
+
+fn add_status(headers: &mut HeaderMap, code: Code, status: Option<&Status>) {
+    headers.insert(GRPC_STATUS, if code == Code::Ok { HeaderValue::from_static("0") } else { (code as u16).into() });
+    if code == Code::Unimplemented {
+        // Source: compression.md: a server that does not know the request's encoding says which it knows.
+        headers.insert(GRPC_ACCEPT_ENCODING, IDENTITY);
+    }
+    if let Some(status) = status {
+        let text = &status.message[..status.message.floor_char_boundary(ERROR_TEXT_LEN_MAX)];
+        if let Ok(text) = HeaderValue::try_from(grpc_frame::encode_message(text)) {
+            headers.insert(GRPC_MESSAGE, text);
+        }
+    }
+}

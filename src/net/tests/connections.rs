@@ -1,0 +1,316 @@
+//! Connections: windows, floods, stop. Hostile clients speak raw frames.
+
+use super::*;
+use crate::limits;
+use crate::net::accept;
+use crate::rt::tcp::{self, Listener};
+use crate::store::fake::digest_of;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 4;
+const ACK: u8 = 1;
+
+/// A frame as it stands on the wire (RFC 9113, 4.1).
+fn raw_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let len = (payload.len() as u32).to_be_bytes();
+    [&len[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// A header block for a call of `path`, without Huffman code and dynamic table (RFC 7541).
+fn header_block(path: &str) -> Vec<u8> {
+    let mut block = vec![0x83, 0x86, 0x04, path.len() as u8];
+    block.extend_from_slice(path.as_bytes());
+    let content_type = b"application/grpc";
+    block.extend_from_slice(&[0x0f, 0x10, content_type.len() as u8]);
+    block.extend_from_slice(content_type);
+    block
+}
+
+/// A client that writes what it likes and never looks back before it reads.
+async fn raw_client(harness: &Harness) -> DuplexStream {
+    let (mut ours, theirs) = tokio::io::duplex(8 << 20);
+    harness.server.serve(theirs, ());
+    ours.write_all(PREFACE).await.unwrap();
+    ours.write_all(&raw_frame(SETTINGS, 0, 0, &[])).await.unwrap();
+    ours
+}
+
+/// All frames until the server closes, as kind, flags and payload.
+async fn frames_until_close(client: &mut DuplexStream) -> Vec<(u8, u8, Vec<u8>)> {
+    let mut all = Vec::new();
+    client.read_to_end(&mut all).await.unwrap();
+    let mut frames = Vec::new();
+    let mut rest = &all[..];
+    while let Some((head, after)) = rest.split_at_checked(9) {
+        let len = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+        let (payload, after) = after.split_at(len.min(after.len()));
+        frames.push((head[3], head[4], payload.to_vec()));
+        rest = after;
+    }
+    frames
+}
+
+/// Goal: a flood ends its own connection with ENHANCE_YOUR_CALM, leaves nothing behind, and others are served all the
+/// while. Method: each flood in raw frames; then a good call on another connection.
+#[test]
+fn floods_end_their_connection_only() {
+    let block = header_block(CHECK);
+    let resets: Vec<u8> = (0..10_000u32)
+        .flat_map(|i| {
+            let headers = raw_frame(HEADERS, END_HEADERS, 2 * i + 1, &block);
+            [headers, raw_frame(RST_STREAM, 0, 2 * i + 1, &8u32.to_be_bytes())].concat()
+        })
+        .collect();
+    let mut continuations = raw_frame(HEADERS, 0, 1, &block);
+    (0..10_000).for_each(|_| continuations.extend(raw_frame(CONTINUATION, 0, 1, &[])));
+    let one_header = [&[0x40, 1, b'x', 0x7f, 0xc1, 0x3d][..], &[b'y'; 8000]].concat();
+    let headers: Vec<u8> = [block.clone(), one_header.repeat(30)].concat();
+    let huge_headers = raw_frame(HEADERS, END_HEADERS, 1, &headers);
+    let refused: Vec<u8> = (0..5_000u32).flat_map(|i| raw_frame(HEADERS, END_HEADERS, 2 * i + 1, &block)).collect();
+    with_server(async |harness| {
+        let mut good = harness.connect().await;
+        for (what, flood) in [
+            ("rapid reset", resets),
+            ("CONTINUATION", continuations),
+            ("huge headers", huge_headers),
+            ("refused streams", refused),
+        ] {
+            let failed = harness.server.counters.connections_failed.get();
+            let mut client = raw_client(harness).await;
+            let _ = client.write_all(&flood).await;
+            let frames = frames_until_close(&mut client).await;
+            let goaway =
+                frames.iter().find(|(kind, ..)| *kind == GOAWAY).unwrap_or_else(|| panic!("{what}: no GOAWAY"));
+            assert_eq!(goaway.2[4..8], 11u32.to_be_bytes(), "{what}: not ENHANCE_YOUR_CALM");
+            assert_eq!(harness.server.counters.connections_failed.get(), failed + 1, "{what}");
+            harness
+                .until("only the good connection is left", || {
+                    harness.server.counters.connections.get() == 1 && harness.server.counters.calls_open.get() == 0
+                })
+                .await;
+            good.read("blobs/x", 0, 0).await.expect(Code::InvalidArgument, "resource_name");
+        }
+    });
+}
+
+/// Goal: pings are answered for ever, also between calls. Method: 20,000 pings, then a count of the answers.
+#[test]
+fn answers_every_ping() {
+    with_server(async |harness| {
+        let client = raw_client(harness).await;
+        let flood = raw_frame(PING, 0, 0, &[7; 8]).repeat(20_000);
+        let pong = raw_frame(PING, ACK, 0, &[7; 8]);
+        let (mut reads, mut writes) = tokio::io::split(client);
+        rt::spawn(async move { writes.write_all(&flood).await.unwrap() });
+        let mut pongs = 0;
+        let mut frame = Vec::new();
+        while pongs < 20_000 {
+            frame.resize(9, 0);
+            reads.read_exact(&mut frame).await.unwrap();
+            let len = u32::from_be_bytes([0, frame[0], frame[1], frame[2]]) as usize;
+            frame.resize(9 + len, 0);
+            reads.read_exact(&mut frame[9..]).await.unwrap();
+            pongs += usize::from(frame == pong);
+        }
+    });
+}
+
+/// Goal: a header list over the limit costs its call, not the connection. Method: 40 KiB of headers, then a good call.
+#[test]
+fn large_headers_cost_their_call() {
+    with_server(async |harness| {
+        let mut client = harness.connect().await;
+        let value = "x".repeat(8000);
+        let headers: Vec<(&str, &str)> = ["a", "b", "c", "d", "e"].map(|name| (name, value.as_str())).to_vec();
+        let answer = client.call_with(READ, &headers, Bytes::new()).await;
+        assert_eq!(answer.http, 431);
+        client.read("blobs/x", 0, 0).await.expect(Code::InvalidArgument, "resource_name");
+    });
+}
+
+/// Goal: window credit comes back only when the store has taken the bytes, so a slow store stops the client. Method:
+/// the store is held; a client sends all that its window allows and gets no more until the store goes on.
+#[test]
+fn credit_follows_consumption() {
+    with_server(async |harness| {
+        let mut client = harness.connect().await;
+        let blob = bytes(2_000_000);
+        let digest = digest_of(&blob);
+        let body = frames(&upload(&write_name(digest), &blob, 100_000, 0));
+        harness.store.brake(|brake| brake.hold = true);
+        let mut call = client.start(WRITE, &[]).await;
+        call.send(body, true);
+        harness.until("the store has work", || harness.store.brake(|brake| brake.waiting) == 1).await;
+        time::sleep(Duration::from_millis(50)).await;
+        // What the store got is what one stream window holds.
+        harness.store.brake(|brake| brake.hold = false);
+        let answer = call.answer().await;
+        assert_eq!(answer.code(), 0, "{answer:?}");
+        assert_eq!(harness.store.fake.blob(digest).unwrap(), blob);
+        let most = harness.store.brake(|brake| brake.largest_write);
+        assert!(most <= limits::HTTP2_STREAM_WINDOW as usize, "{most}");
+    });
+}
+
+/// Goal: a reader that does not read costs its window and a piece or two, not the blob. Method: a read of 1 TiB with a
+/// window of 1000 bytes; the store may not be asked for more than what HTTP/2 holds.
+#[test]
+fn a_reader_that_does_not_read_costs_little() {
+    with_server(async |harness| {
+        let mut client = harness.connect_with(h2::client::Builder::new().initial_window_size(1000)).await;
+        harness.store.brake(|brake| brake.endless = 1 << 40);
+        let request = ReadRequest { resource_name: read_name(digest_of(b"any")), ..Default::default() };
+        let mut call = client.start(READ, &[]).await;
+        call.send(frame(&request), true);
+        harness.until("a piece was made", || harness.store.brake(|brake| brake.pieces_made) > 0).await;
+        time::sleep(Duration::from_millis(100)).await;
+        // One in HTTP/2, and what the channel holds: one, and one more in its sender's hand.
+        let made = harness.store.brake(|brake| brake.pieces_made);
+        assert!(made <= 3, "{made} pieces");
+        call.stream.send_reset(Reason::CANCEL);
+    });
+}
+
+/// Goal: early answers cost the connection nothing that lasts: neither window, nor the client's standing. Method: 3000
+/// uploads of a present blob that are answered with data in flight, then one of a megabyte that is new.
+#[test]
+fn many_early_answers_do_not_wear_out_a_connection() {
+    with_server(async |harness| {
+        let mut client = harness.connect().await;
+        let digest = harness.store.fake.add(bytes(50_000));
+        let messages = upload(&write_name(digest), &bytes(50_000), 8000, 0);
+        for _ in 0..3000 {
+            let mut call = client.start(WRITE, &[]).await;
+            call.send(frame(&messages[0]), false);
+            call.send(frames(&messages[1..5]), false);
+            call.answer().await.expect(Code::Ok, "");
+        }
+        let blob = bytes(1_000_000);
+        client.write(&upload(&write_name(digest_of(&blob)), &blob, 16 << 10, 0)).await.expect(Code::Ok, "");
+        assert_eq!(harness.server.counters.connections_failed.get(), 0);
+    });
+}
+
+/// Goal: half-sent messages of many calls do not block each other by filling the connection's window. Method: 40 calls
+/// of 200 KB with a connection window of 1 MiB, each sent but for its last byte; then the last bytes.
+#[test]
+fn half_sent_messages_do_not_block() {
+    with_stream_window(64 << 10, async |harness| {
+        let mut client = harness.connect().await;
+        let mut request = frame(&ReadRequest { resource_name: write_name(digest_of(b"x")), ..Default::default() })
+            [grpc_frame::PREFIX_LEN..]
+            .to_vec();
+        request.push(0x7a);
+        prost::encoding::encode_varint(200_000, &mut request);
+        request.resize(request.len() + 200_000, 0);
+        let body = Bytes::from([&grpc_frame::prefix(request.len())[..], &request].concat());
+        let mut calls = Vec::new();
+        for _ in 0..40 {
+            let mut call = client.start(QUERY, &[]).await;
+            call.send(body.slice(..body.len() - 1), false);
+            calls.push(call);
+        }
+        harness.until("all run", || harness.server.counters.calls_open.get() == 40).await;
+        for mut call in calls {
+            call.send(body.slice(body.len() - 1..), true);
+            call.answer().await.expect(Code::Ok, "");
+        }
+    });
+}
+
+/// Goal: a drain tells the client, finishes what is in flight, and ends the connection. Method: a call that the store
+/// holds, a drain, a refused new call, and then the held one's answer.
+#[test]
+fn drains() {
+    with_server(async |harness| {
+        let mut client = harness.connect().await;
+        let digest = harness.store.fake.add(&b"blob"[..]);
+        let request = frame(&ReadRequest { resource_name: read_name(digest), ..Default::default() });
+        harness.store.brake(|brake| brake.hold = true);
+        let mut held = client.start(READ, &[]).await;
+        held.send(request, true);
+        harness.until("it is in the store", || harness.store.brake(|brake| brake.waiting) == 1).await;
+        harness.server.drain();
+        // The client learns by GOAWAY that it must not begin another call here.
+        harness
+            .until("the client knows", || {
+                let mut send = client.send.clone();
+                let ready = send.poll_ready(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+                matches!(ready, std::task::Poll::Ready(Err(_)))
+            })
+            .await;
+        assert_eq!(harness.server.counters.connections.get(), 1);
+        harness.store.brake(|brake| brake.hold = false);
+        held.answer().await.expect(Code::Ok, "");
+        time::timeout(Duration::from_secs(5), harness.server.drained()).await.unwrap();
+    });
+}
+
+/// Goal: an abort cuts calls and connections at once. Method: a held call, then abort; `drained` must end.
+#[test]
+fn aborts() {
+    with_server(async |harness| {
+        let mut client = harness.connect().await;
+        let request = frame(&ReadRequest { resource_name: read_name(digest_of(b"x")), ..Default::default() });
+        harness.store.brake(|brake| brake.hold = true);
+        let mut held = client.start(READ, &[]).await;
+        held.send(request, true);
+        harness.until("it is in the store", || harness.store.brake(|brake| brake.waiting) == 1).await;
+        harness.server.abort();
+        time::timeout(Duration::from_secs(5), harness.server.drained()).await.unwrap();
+        assert_eq!(harness.store.brake(|brake| brake.waiting), 0);
+    });
+}
+
+/// Goal: who does not speak HTTP/2 is shown out: by the preface timeout, or at once. Method: silence, and HTTP/1.1.
+#[test]
+fn refuses_other_protocols() {
+    with_server(async |harness| {
+        harness.server.preface_timeout.set(Duration::from_millis(20));
+        for hello in [&b""[..], b"GET /status HTTP/1.1\r\nhost: cache\r\n\r\n"] {
+            let (mut ours, theirs) = tokio::io::duplex(4096);
+            harness.server.serve(theirs, ());
+            ours.write_all(hello).await.unwrap();
+            let mut answer = Vec::new();
+            let _ = ours.read_to_end(&mut answer).await;
+            harness.until("it is closed", || harness.server.counters.connections.get() == 0).await;
+        }
+    });
+}
+
+/// Goal: sockets reach a core, count there until they end, and beyond the limit they are closed at once. Method: real
+/// TCP with a limit of two connections, on one core.
+#[test]
+fn accepts_up_to_the_limit() {
+    with_server(async |harness| {
+        let socket = tcp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = socket.local_addr().unwrap();
+        let (targets, mut inboxes) = accept::inboxes(1, 2);
+        let load = targets.load();
+        rt::spawn(accept::run(Listener::adopt(socket), targets));
+        rt::spawn(accept::serve_core(inboxes.remove(0), harness.server.clone()));
+        let connect = || std::net::TcpStream::connect(address).unwrap();
+        let (first, second) = (connect(), connect());
+        harness.until("two are served", || harness.server.counters.connections.get() == 2).await;
+        assert_eq!(load.connections(), 2);
+        let third = connect();
+        let refused = rt::blocking(move || std::io::Read::read(&mut &third, &mut [0; 100]).unwrap_or(0)).await;
+        assert_eq!(refused.unwrap(), 0);
+        assert_eq!(load.refused(), 1);
+        drop(first);
+        harness.until("one has ended", || load.connections() == 1).await;
+        load.stop_accepting();
+        let late = connect();
+        let closed = rt::blocking(move || std::io::Read::read(&mut &late, &mut [0; 100]).unwrap_or(0)).await;
+        assert_eq!(closed.unwrap(), 0);
+        drop(second);
+        harness.until("all have ended", || load.connections() == 0).await;
+    });
+}

@@ -1,0 +1,193 @@
+//! A disk in memory for tests: the contract of the real one, with knobs for trouble.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use bytes::Bytes;
+
+use super::blob_disk::{BlobDisk, FrameReader, FrameWriter, Stored};
+use super::disk::{Codec, DiskError, Key, Kind};
+use super::ram::Record;
+use crate::pure::digest::Hash;
+use crate::rt;
+use crate::rt::local::Local;
+
+/// Clones share the content.
+#[derive(Clone)]
+pub struct FakeDisk(Local<State>);
+
+/// What is stored, and how the disk shall behave.
+pub struct State {
+    pub small: HashMap<Key, Record>,
+    pub large: HashMap<Key, Rc<Vec<(Codec, Bytes)>>>,
+    /// Frames of large blobs in writers that were neither committed nor dropped.
+    pub frames_in_flight: usize,
+    /// Reading this frame of any large blob finds damage.
+    pub damaged_frame: Option<usize>,
+    /// Starting this many large blobs fails for want of space.
+    pub no_space: usize,
+    pub max_blob_len: u64,
+    /// `append` and `push` give up their turn first.
+    pub slow: bool,
+    pub damaged: Vec<Key>,
+    pub reads: usize,
+    versions: u64,
+}
+
+impl Default for FakeDisk {
+    fn default() -> Self {
+        Self(Local::new(State {
+            small: HashMap::new(),
+            large: HashMap::new(),
+            frames_in_flight: 0,
+            damaged_frame: None,
+            no_space: 0,
+            max_blob_len: 1 << 30,
+            slow: false,
+            damaged: Vec::new(),
+            reads: 0,
+            versions: 0,
+        }))
+    }
+}
+
+impl FakeDisk {
+    /// Looks at the state, or turns a knob.
+    pub fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
+        self.0.with(work)
+    }
+
+    async fn turn(&self) {
+        if self.with(|state| state.slow) {
+            rt::time::yield_once().await;
+        }
+    }
+}
+
+/// Actions are found by hash alone.
+fn name(key: &Key) -> Key {
+    Key { size: if key.kind == Kind::Action { 0 } else { key.size }, ..*key }
+}
+
+impl BlobDisk for FakeDisk {
+    type Writer = FakeWriter;
+    type Large = FakeLarge;
+
+    async fn ready(&self, _hash: &Hash) {}
+
+    fn contains(&self, key: &Key) -> bool {
+        self.with(|state| state.small.contains_key(&name(key)) || state.large.contains_key(&name(key)))
+    }
+
+    async fn read(&self, key: &Key) -> Result<Option<Stored<FakeLarge>>, DiskError> {
+        let found = self.with(|state| {
+            state.reads += 1;
+            let small = state.small.get(&name(key)).cloned();
+            (small, state.large.get(&name(key)).cloned())
+        });
+        self.turn().await;
+        Ok(match found {
+            (Some(record), _) => Some(Stored::Small(record)),
+            (None, Some(frames)) => Some(Stored::Large(FakeLarge { disk: self.clone(), frames })),
+            (None, None) => None,
+        })
+    }
+
+    async fn append(&self, key: &Key, codec: Codec, raw_len: u64, stored: &[&[u8]]) -> Result<u64, DiskError> {
+        let data = Bytes::from(stored.concat());
+        let version = self.with(|state| {
+            state.versions += 1;
+            let record = Record { codec, raw_len, data, version: state.versions, key_size: key.size };
+            state.small.insert(name(key), record);
+            state.versions
+        });
+        self.turn().await;
+        Ok(version)
+    }
+
+    async fn begin_large(&self, key: &Key) -> Result<FakeWriter, DiskError> {
+        self.with(|state| match state.no_space {
+            0 => Ok(()),
+            _ => {
+                state.no_space -= 1;
+                Err(DiskError::NoSpace { bytes: key.size })
+            }
+        })?;
+        Ok(FakeWriter { disk: self.clone(), key: *key, frames: Vec::new() })
+    }
+
+    async fn remove(&self, key: &Key, version: Option<u64>) -> Result<bool, DiskError> {
+        Ok(self.with(|state| {
+            let same = |record: &Record| version.is_none_or(|version| record.version == version);
+            state.small.get(&name(key)).is_some_and(same) && state.small.remove(&name(key)).is_some()
+        }))
+    }
+
+    fn damaged(&self, key: &Key) {
+        self.with(|state| {
+            state.damaged.push(*key);
+            state.small.remove(&name(key));
+            state.large.remove(&name(key));
+        });
+    }
+
+    fn max_blob_len(&self) -> u64 {
+        self.with(|state| state.max_blob_len)
+    }
+}
+
+pub struct FakeWriter {
+    disk: FakeDisk,
+    key: Key,
+    frames: Vec<(Codec, Bytes)>,
+}
+
+impl FrameWriter for FakeWriter {
+    async fn push(&mut self, codec: Codec, stored: &[u8]) -> Result<(), DiskError> {
+        self.disk.turn().await;
+        self.disk.with(|state| state.frames_in_flight += 1);
+        self.frames.push((codec, Bytes::copy_from_slice(stored)));
+        Ok(())
+    }
+
+    async fn commit(mut self) -> Result<u64, DiskError> {
+        let frames = Rc::new(std::mem::take(&mut self.frames));
+        Ok(self.disk.with(|state| {
+            state.frames_in_flight -= frames.len();
+            state.large.insert(self.key, frames);
+            state.versions += 1;
+            state.versions
+        }))
+    }
+}
+
+impl Drop for FakeWriter {
+    fn drop(&mut self) {
+        self.disk.with(|state| state.frames_in_flight -= self.frames.len());
+    }
+}
+
+pub struct FakeLarge {
+    disk: FakeDisk,
+    frames: Rc<Vec<(Codec, Bytes)>>,
+}
+
+impl FrameReader for FakeLarge {
+    fn frame_count(&self) -> usize {
+        self.frames.len()
+    }
+
+    fn codec(&self, frame: usize) -> Codec {
+        self.frames[frame].0
+    }
+
+    async fn read_frames(&self, first: usize, max: usize) -> Result<Vec<(Codec, Bytes)>, DiskError> {
+        let range = first..self.frames.len().min(first + max);
+        match self.disk.with(|state| state.damaged_frame) {
+            Some(damaged) if damaged == first => Err(DiskError::Damaged),
+            // Frames before the damaged one are still good.
+            Some(damaged) if range.contains(&damaged) => Ok(self.frames[first..damaged].to_vec()),
+            _ => Ok(self.frames[range].to_vec()),
+        }
+    }
+}

@@ -1,0 +1,118 @@
+use std::sync::mpsc;
+use std::thread;
+
+use bytes::Bytes;
+
+use super::{SplitMix64, digest_of};
+use crate::limits::FRAME_LEN;
+use crate::pure::digest::Digest;
+use crate::pure::shard_map::ShardMap;
+use crate::rt::cores::block_on;
+use crate::shard::codec::StorageMode;
+use crate::shard::fake_disk::FakeDisk;
+use crate::shard::router::{Router, wire};
+use crate::store::{Accept, ActionKey, Encoding, Get, Opened, Put, PutOutcome, Store, StoreError, Upload, UploadKey};
+
+/// Runs `first` on one core of a mesh of `cores`; the others serve until it is done.
+fn on_mesh(cores: usize, first: impl AsyncFnOnce(Router<FakeDisk>) + Send + 'static) {
+    let map = ShardMap::new(64, cores as u16);
+    let mut ports = wire(cores).into_iter();
+    let port = ports.next().expect("at least one core");
+    let peers: Vec<_> = ports
+        .map(|port| {
+            let (stop, stopped) = mpsc::channel::<()>();
+            let peer = thread::spawn(move || {
+                block_on(async move {
+                    let _router = port.start(super::worker(StorageMode::Zstd).0, map);
+                    while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
+                        crate::rt::time::sleep(std::time::Duration::from_millis(1)).await;
+                    }
+                });
+            });
+            (stop, peer)
+        })
+        .collect();
+    block_on(async move { first(port.start(super::worker(StorageMode::Zstd).0, map)).await });
+    for (stop, peer) in peers {
+        drop(stop);
+        peer.join().expect("the core ended well");
+    }
+}
+
+/// Goal: a store of several cores answers as one. Method: real executors; blobs of both sizes and actions spread over
+/// them, each call of the trait, and a batch in one order.
+#[test]
+fn several_cores_are_one_store() {
+    on_mesh(3, async |store| {
+        let mut random = SplitMix64::seeded();
+        let mut present: Vec<Digest> = Vec::new();
+        for n in 0..40 {
+            let len = if n % 8 == 0 { 2 * FRAME_LEN + n } else { 1 + 700 * n };
+            let data = random.content(len);
+            let digest = digest_of(&data);
+            if n % 2 == 0 {
+                let key = UploadKey { instance: "".into(), uuid: "u".into(), digest, encoding: Encoding::Identity };
+                let Ok(Opened::Ready(mut upload)) = store.open_upload(key.clone(), 0).await else {
+                    panic!("{digest} is new");
+                };
+                for piece in data.chunks(100_000) {
+                    upload.write(vec![Bytes::copy_from_slice(piece)]).await.expect("consumed");
+                }
+                assert_eq!(upload.finish().await, Ok(PutOutcome::Stored));
+                assert!(store.upload_status(key).await.expect("no error").complete);
+            } else {
+                let put = Put { digest, encoding: Encoding::Identity, data: vec![data.clone()] };
+                assert_eq!(store.put(put).await, Ok(PutOutcome::Stored));
+            }
+            let get = Get { digest, offset: 0, limit: None, accept: Accept::Identity };
+            let blob = store.get(get).await.expect("no error").expect("present");
+            assert!(super::collect(blob).await.expect("no error").1 == data);
+            let action = ActionKey { hash: digest.hash, size: None };
+            store.action_put(action, data.slice(..1)).await.expect("stored");
+            let entry = store.action_get(action).await.expect("no error").expect("present");
+            assert_eq!(entry.data, data.slice(..1));
+            store.action_drop(action, entry.version).await.expect("no error");
+            assert!(store.action_get(action).await.expect("no error").is_none());
+            present.push(digest);
+        }
+        let batch: Vec<Digest> = (0..400u64)
+            .map(|n| if n % 3 == 0 { present[n as usize % present.len()] } else { digest_of(&n.to_le_bytes()) })
+            .collect();
+        let missing = store.find_missing(batch).await.expect("no error");
+        assert_eq!(missing.len(), 400);
+        assert!(missing.iter().enumerate().all(|(n, &missing)| missing == (n % 3 != 0)));
+    });
+}
+
+/// Goal: many requests at once, more than the queue holds, are all answered. Method: 5000 small puts from one core.
+#[test]
+fn a_full_queue_is_back_pressure() {
+    on_mesh(2, async |store| {
+        let gate = crate::rt::gate::Gate::default();
+        let done = crate::rt::local::Local::new(0u32);
+        for n in 0..5000u64 {
+            let (store, done) = (store.clone(), done.clone());
+            gate.spawn(async move {
+                let data = Bytes::copy_from_slice(&n.to_le_bytes());
+                let put = Put { digest: digest_of(&data), encoding: Encoding::Identity, data: vec![data] };
+                assert_eq!(store.put(put).await, Ok(PutOutcome::Stored));
+                done.with(|done| *done += 1);
+            });
+        }
+        gate.wait_empty().await;
+        assert_eq!(done.with(|done| *done), 5000);
+    });
+}
+
+/// Goal: a core that is gone is an answer, not a wait. Method: drop one end of the mesh.
+#[test]
+fn a_core_that_is_gone_is_stopping() {
+    let mut ports = wire(2).into_iter();
+    let port = ports.next().expect("two cores");
+    drop(ports);
+    block_on(async move {
+        let router = port.start(super::worker(StorageMode::Zstd).0, ShardMap::new(64, 2));
+        let digests: Vec<Digest> = (0..50u64).map(|n| digest_of(&n.to_le_bytes())).collect();
+        assert_eq!(router.find_missing(digests).await, Err(StoreError::Stopping));
+    });
+}
