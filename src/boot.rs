@@ -7,6 +7,7 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, ConfigError, Flags};
+use crate::limits;
 use crate::net::accept;
 use crate::percore::{self, Barrier, FirstCore, Kit};
 use crate::rt::cores::{self, CoreDied, StartError};
@@ -15,7 +16,6 @@ use crate::rt::{self};
 use crate::shard::disk::DiskConfig;
 use crate::shard::geometry::{self, OpenError, Volume};
 use crate::shard::{pool, router};
-use crate::limits;
 
 /// Why the server did not start, or did not go on.
 #[derive(Debug, thiserror::Error)]
@@ -100,12 +100,7 @@ fn serve(flags: Flags) -> Result<(), Failure> {
 /// The start-up lines: what runs where, with which limits.
 fn announce(config: &Config, volume: &Volume, grpc: &TcpListener) {
     let address = grpc.local_addr().unwrap_or(config.grpc_address);
-    tracing::info!(
-        "ringcas {} on {} cores, {} shards",
-        env!("CARGO_PKG_VERSION"),
-        config.cores.len(),
-        volume.shards(),
-    );
+    tracing::info!("ringcas {} on {} cores, {} shards", env!("CARGO_PKG_VERSION"), config.cores.len(), volume.shards(),);
     tracing::info!(
         "cache in {}: {:.3} GiB in segments of {} MiB, storage mode {:?}, acknowledged when {:?}",
         config.dir.display(),

@@ -70,8 +70,6 @@ pub const HTTP2_RESET_STREAM_KEEP_MS: u64 = 10_000;
 /// Streams cancelled before they were looked at, and protocol errors of single streams, that end their connection.
 pub const HTTP2_PENDING_RESETS_MAX: usize = 256;
 pub const HTTP2_STREAM_ERRORS_MAX: usize = 1024;
-/// Bytes that one connection may read before the other tasks of its core have a turn.
-pub const CONNECTION_READ_TURN_LEN: usize = 1 << 20;
 /// Bytes of small writes that are gathered before they go to the socket.
 pub const WRITE_GATHER_LEN: usize = 64 << 10;
 /// Connections that may wait in a core's inbox.

@@ -20,6 +20,7 @@ use super::responder::Responder;
 use super::server::{Gauge, Phase, PhaseWatch, Server, count};
 use crate::limits;
 use crate::pure::grpc_frame::{self, Part};
+use crate::rt;
 use crate::rt::gate::Gate;
 use crate::rt::time::{self, Sleep};
 use crate::service::{
@@ -211,6 +212,7 @@ impl<S: Store> Call<'_, S> {
         }
         let deadline: Option<Sleep> = timeout.map(time::sleep);
         calls.spawn(async move {
+            let _busy = rt::busy();
             let _open = Gauge::enter(&server.counters.calls_open);
             count(&server.counters.calls);
             let work = work(server.clone(), responder.clone(), body, head.headers);

@@ -117,6 +117,8 @@ struct Lap {
     idle: bool,
 }
 
+/// More than the leases that a crash can have left without a header, and so without a trace: their numbers are skipped.
+const LOST_LEASES_MAX: u64 = 1 << 16;
 /// Most reclaim orders that run at a time, and most segments in the reserve: each order may need one.
 pub const RECLAIMS_MAX: usize = 4;
 
@@ -146,7 +148,7 @@ impl Pool {
         for (age, lease) in (1..).zip(&leased) {
             pool.states[lease.segment as usize] = State::Leased { shard: lease.shard, order: age };
             pool.by_age.insert(age, lease.segment);
-            pool.next = pool.next.max(lease.generation + 1).max(age + 1);
+            pool.next = pool.next.max(lease.generation + LOST_LEASES_MAX).max(age + 1);
         }
         pool.free.extend((0..segments).filter(|&segment| pool.states[segment as usize] == State::Free));
         pool
@@ -248,7 +250,7 @@ impl Pool {
             let force = !was.freed && was.end > 0;
             if was.force && !was.freed || oldest.is_none() {
                 self.lap = Lap { end: 0, freed: false, force: false, idle: true };
-                let refused = self.waiting.pop_back();
+                let refused = self.pick_refused();
                 self.lap.idle = refused.is_none() || self.waiting.is_empty();
                 return refused.map(Step::Refuse);
             }
@@ -258,6 +260,12 @@ impl Pool {
             }
             self.lap = Lap { end: self.next, freed: false, force, idle: false };
         }
+    }
+
+    /// Who is told that there is nothing: the last to ask, and rather a large blob, whose end gives space back.
+    fn pick_refused(&mut self) -> Option<Waiter> {
+        let large = self.waiting.iter().rposition(|waiter| waiter.class == Class::Chunks);
+        self.waiting.remove(large.or(self.waiting.len().checked_sub(1))?)
     }
 
     fn lease(&mut self, shard: ShardId, class: Class) -> Option<Lease> {

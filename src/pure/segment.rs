@@ -316,7 +316,11 @@ mod tests {
             for chunk in 0..3 * per_segment {
                 let (segment, offset) = layout.split(layout.chunk_position(chunk));
                 assert_eq!(segment, layout.segment_of_chunk(chunk));
-                assert!(offset >= HEAD_LEN && offset + CHUNK_LEN as u32 <= len && offset as usize % DISK_ALIGN == 0);
+                assert!(
+                    offset >= HEAD_LEN
+                        && offset + CHUNK_LEN as u32 <= len
+                        && (offset as usize).is_multiple_of(DISK_ALIGN)
+                );
             }
         }
     }

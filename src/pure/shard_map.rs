@@ -39,7 +39,7 @@ impl ShardMap {
     /// The shard of `hash`.
     pub fn shard_of(&self, hash: &Hash) -> ShardId {
         let top = u32::from(u16::from_be_bytes([hash.0[0], hash.0[1]]));
-        ShardId((top * u32::from(self.shards) >> 16) as u16)
+        ShardId(((top * u32::from(self.shards)) >> 16) as u16)
     }
 
     /// The core that owns `shard`.

@@ -17,6 +17,7 @@ use crate::pure::index::Word;
 pub use crate::pure::record::{Codec, Key, Kind};
 use crate::pure::record::{Commit, HEADER_LEN, Header, Place, RECORD_ALIGN, RecordKind};
 use crate::rt::file::ReadBuf;
+use crate::rt::gate::Gate;
 
 /// When `append` and `commit` return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -303,13 +304,18 @@ impl Disk {
     pub async fn shutdown(&self) {
         let core = &self.0;
         core.stop();
-        for shard in core.own_shards().cloned().collect::<Vec<_>>() {
-            shard.wait_ready().await;
-            core.flush_shard(&shard);
-            core.settle(&shard).await;
-            core.checkpoint(&shard).await;
-            core.settle(&shard).await;
+        let ending = Gate::default();
+        for shard in core.own_shards() {
+            let (core, shard) = (core.clone(), shard.clone());
+            ending.spawn(async move {
+                shard.wait_ready().await;
+                core.flush_shard(&shard);
+                core.settle(&shard).await;
+                core.checkpoint(&shard).await;
+                core.settle(&shard).await;
+            });
         }
+        ending.wait_empty().await;
         core.sync().await;
     }
 

@@ -157,13 +157,15 @@ impl Blob {
         Self { key: Key { kind: Kind::Action, hash: hash(number), size: 142 }, number, version, len }
     }
 
+    /// A fill byte, and at each 512 bytes a stamp that no other blob and no other place has.
     fn data(&self) -> Vec<u8> {
-        let mut random = Random(self.number << 20 ^ self.version << 1 ^ u64::from(self.key.kind == Kind::Action));
-        let mut out = Vec::with_capacity(self.len as usize + 8);
-        while out.len() < self.len as usize {
-            out.extend(random.next().to_le_bytes());
+        let seed = Random(self.number << 20 ^ self.version << 1 ^ u64::from(self.key.kind == Kind::Action)).next();
+        let mut out = vec![seed as u8 | 1; self.len as usize];
+        for (block, at) in out.chunks_mut(512).zip(0u64..) {
+            let stamp = (seed ^ at << 32).to_le_bytes();
+            let len = block.len().min(stamp.len());
+            block[..len].copy_from_slice(&stamp[..len]);
         }
-        out.truncate(self.len as usize);
         out
     }
 }
@@ -337,7 +339,7 @@ fn a_full_cache_evicts_the_unused() {
             world.put(blob).await.expect("stored");
         }
         let (mut bytes, mut round) = (0, 0);
-        while bytes < 5 * 64 << 20 {
+        while bytes < 320 << 20 {
             round += 1;
             for blob in mixed(1000 + round, 40) {
                 world.put(&blob).await.expect("there is always room for a blob");
@@ -365,8 +367,10 @@ fn a_full_cache_evicts_the_unused() {
             .map(|e| e.expect("entry").metadata().expect("len").len())
             .sum();
         assert!(len <= 64 << 20);
-        let world = World::open(dir.path(), 64, 1, Ack::Buffered).await;
-        assert_eq!(world.stats().entries, stats.entries);
+        // With more room, so that nothing is evicted before it has been looked at.
+        let world = World::open(dir.path(), 80, 1, Ack::Buffered).await;
+        // What was evicted may come back from segments that have not been used again.
+        assert!(world.stats().entries >= stats.entries);
         for blob in &hot {
             assert!(world.has(blob).await);
         }
@@ -465,7 +469,7 @@ fn a_flipped_byte_costs_one_record() {
                 .collect();
             let file = std::fs::OpenOptions::new().write(true).open(&path).expect("opened");
             let end = (used[used.len() - 1] + 1) * DISK_ALIGN + (1 << 20);
-            for &block in used.iter().step_by(3) {
+            for &block in used.iter().step_by(5) {
                 let nonzero: Vec<usize> =
                     (block * DISK_ALIGN..(block + 1) * DISK_ALIGN).filter(|&at| good[at] != 0).collect();
                 let at = nonzero[random.below(nonzero.len() as u64) as usize];
@@ -482,6 +486,30 @@ fn a_flipped_byte_costs_one_record() {
                 wait_closed(dir).await;
                 file.write_all_at(&good[..end], 0).expect("written");
             }
+        }
+    });
+}
+
+/// Goal: reads that fail cost what they were to bring, and nothing stops. Method: the data file is cut short under an open
+/// disk; everything is read, then stored anew.
+#[test]
+fn failing_reads_are_misses() {
+    let dir = directory();
+    block_on(async {
+        let world = World::open(dir.path(), 64, 1, Ack::Flushed).await;
+        let blobs = mixed(21, 30);
+        for blob in &blobs {
+            world.put(blob).await.expect("stored");
+        }
+        let file = std::fs::OpenOptions::new().write(true).open(dir.path().join("data.0")).expect("opened");
+        file.set_len(0).expect("cut");
+        for blob in &blobs {
+            assert!(!world.has(blob).await && !world.of(&blob.key).contains(&blob.key));
+        }
+        assert_eq!(world.stats().damaged_records, 30);
+        for blob in &blobs {
+            world.put(blob).await.expect("stored");
+            assert!(world.has(blob).await);
         }
     });
 }
@@ -541,7 +569,8 @@ fn walk(seed: u64) {
                 97 => {
                     let evictions = world.stats().evicted_entries;
                     let copy = crash_copy(dir.path());
-                    let other = World::open(copy.path(), 64, 1 + random.below(3) as usize, Ack::Buffered).await;
+                    // With more room than the original, so that nothing is evicted from the copy.
+                    let other = World::open(copy.path(), 80, 1 + random.below(3) as usize, Ack::Buffered).await;
                     let mut missing = 0;
                     for blob in model.values() {
                         let has = other.has(blob).await;
@@ -560,7 +589,8 @@ fn walk(seed: u64) {
                         assert!(!other.of(&key).contains(&key), "{key:?} came back at step {step} of seed {seed}");
                     }
                     assert!(missing == 0 || evictions > 0 || step > 300, "{missing} are missing at step {step}");
-                    assert_eq!(other.stats().damaged_records, 0);
+                    let stats = other.stats();
+                    assert_eq!((stats.damaged_records, stats.evicted_entries), (0, 0));
                 }
                 _ => {
                     world.shutdown().await;

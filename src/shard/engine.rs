@@ -28,8 +28,8 @@ const FLUSH_DELAY: Duration = Duration::from_millis(5);
 const FLUSH_DELAY_ACK: Duration = Duration::from_millis(1);
 /// How often dirty files are synced.
 const SYNC_PERIOD: Duration = Duration::from_secs(1);
-/// Syncs between two checkpoints of the open segments.
-const SYNCS_PER_CHECKPOINT: u32 = 60;
+/// How often the open segments get a footer for what they have so far.
+const CHECKPOINT_PERIOD: Duration = Duration::from_secs(60);
 /// Buffers of one length that are kept for reuse.
 const SPARE_BUFFERS_MAX: usize = 16;
 /// Bits of a version that are the generation's.
@@ -501,7 +501,7 @@ async fn flush_loop(core: Weak<Core>, wake: Event) {
 }
 
 async fn sync_loop(core: Weak<Core>, wake: Event) {
-    let mut since_checkpoint = 0;
+    let mut last_checkpoint = rt::time::now();
     loop {
         let woken = wake.wait();
         let Some(core_now) = core.upgrade() else { return };
@@ -515,9 +515,8 @@ async fn sync_loop(core: Weak<Core>, wake: Event) {
             rt::time::race(sleep(SYNC_PERIOD), wanted_sync(core.clone(), wake.clone())).await;
         }
         let Some(core) = core.upgrade() else { return };
-        since_checkpoint += 1;
-        if since_checkpoint >= SYNCS_PER_CHECKPOINT {
-            since_checkpoint = 0;
+        if rt::time::now().duration_since(last_checkpoint) >= CHECKPOINT_PERIOD {
+            last_checkpoint = rt::time::now();
             for shard in core.own_shards().cloned().collect::<Vec<_>>() {
                 core.checkpoint(&shard).await;
             }
@@ -545,7 +544,9 @@ async fn grave_loop(core: Weak<Core>, wake: Event) {
         let ticket = core_now.next_grave();
         drop(core_now);
         match ticket {
-            Some(ticket) => drop(rt::time::race(ticket.wait(), woken).await),
+            Some(ticket) => {
+                rt::time::race(ticket.wait(), woken).await;
+            }
             None => woken.await,
         }
     }

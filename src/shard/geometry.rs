@@ -176,7 +176,9 @@ fn create(dir: &Path, max_size: u64) -> Result<Superblock, OpenError> {
         segments: segments as u32,
         shards: shards as u16,
     };
-    for (path, len) in data_files(dir, &superblock) {
+    let files = data_files(dir, &superblock);
+    check_room(dir, files.iter().map(|(_, len)| len).sum(), &files[0].0)?;
+    for (path, len) in files {
         if let Err(error) = rt::file::create_preallocated(&path, len) {
             // Why ignored: the error that is reported is the first one.
             let _ = remove_data_files(dir, 0);
@@ -221,15 +223,19 @@ fn resize(dir: &Path, before: Superblock, max_size: u64) -> Result<Superblock, O
                 let cut = || OpenOptions::new().write(true).open(path)?.set_len(*len);
                 cut().map_err(failed("truncate", path))?;
             }
-            Some(now) => rt::file::grow_preallocated(path, *len).map_err(|error| {
-                // Why ignored: the error that is reported is the first one.
-                let _ = OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(now));
-                no_room(error, path, *len)
+            Some(now) => check_room(dir, len - now, path).and_then(|()| {
+                rt::file::grow_preallocated(path, *len).map_err(|error| {
+                    // Why ignored: the error that is reported is the first one.
+                    let _ = OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(now));
+                    no_room(error, path, *len)
+                })
             })?,
-            None => rt::file::create_preallocated(path, *len).map_err(|error| {
-                // Why ignored: as above.
-                let _ = fs::remove_file(path);
-                no_room(error, path, *len)
+            None => check_room(dir, *len, path).and_then(|()| {
+                rt::file::create_preallocated(path, *len).map_err(|error| {
+                    // Why ignored: as above.
+                    let _ = fs::remove_file(path);
+                    no_room(error, path, *len)
+                })
             })?,
         }
     }
@@ -337,6 +343,13 @@ fn remove_data_files(dir: &Path, first: usize) -> Result<(), OpenError> {
         }
     }
     Ok(())
+}
+
+/// Refuses to start an allocation that cannot end well. Why: a file system that is filled first and cleaned up then fails
+/// everybody else on it in between.
+fn check_room(dir: &Path, bytes: u64, path: &Path) -> Result<(), OpenError> {
+    let free = rt::file::free_space(dir).map_err(failed("look at", dir))?;
+    if bytes > free { Err(OpenError::NoSpace { path: path.into(), bytes }) } else { Ok(()) }
 }
 
 fn no_room(error: io::Error, path: &Path, bytes: u64) -> OpenError {

@@ -7,6 +7,8 @@ pub mod fake_disk;
 pub mod blob_disk;
 pub mod codec;
 pub mod disk;
+#[cfg(test)]
+mod disk_tests;
 mod engine;
 pub mod geometry;
 mod large;
@@ -23,4 +25,3 @@ pub mod session;
 mod tests;
 pub mod upload;
 pub mod worker;
-

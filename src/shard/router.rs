@@ -229,6 +229,7 @@ async fn serve<D: BlobDisk>(worker: Worker<D>, mut inbox: Receiver<Request>) {
     while let Some(request) = inbox.recv().await {
         let (worker, ended_here) = (worker.clone(), ended.clone());
         running.spawn(async move {
+            let _busy = rt::busy();
             handle(worker, request).await;
             ended_here.notify();
         });

@@ -2,6 +2,7 @@
 
 mod blobs;
 mod cores;
+mod real_disk;
 mod uploads;
 
 use bytes::Bytes;

@@ -112,7 +112,9 @@ fn the_worker_on_a_real_disk() {
                 let other = ActionKey { hash: digest.hash, size: Some(8) };
                 assert!(store.action_get(other).await.expect("no error").is_none());
                 store.action_drop(other, entry.version).await.expect("no error");
-                assert!(store.action_get(ActionKey { hash: digest.hash, size: None }).await.expect("no error").is_none());
+                assert!(
+                    store.action_get(ActionKey { hash: digest.hash, size: None }).await.expect("no error").is_none()
+                );
             }
             store.worker().stop().await;
             disk.shutdown().await;
