@@ -23,13 +23,9 @@ def server():
 
 
 def write_part(address: str, name: str, pieces, offset: int) -> int:
-    """Sends `pieces` over a connection of its own, ends without finish_write, and returns what is committed."""
+    """Sends `pieces` over a connection of its own, ends without finish_write, and returns where to go on."""
     with Client(address) as client:
-        answered = client.write(name, pieces, offset, finish=False)
-    with Client(address) as client:
-        status = client.write_status(name)
-        assert not status.complete and status.committed_size == answered
-        return answered
+        return client.write(name, pieces, offset, finish=False)
 
 
 def cut_part(address: str, name: str, pieces, offset: int, expected: int) -> int:
@@ -71,10 +67,11 @@ def test_resume_raw_over_many_connections(server, size):
     name = upload_name(content.hash, size, instance="main")
     at = 0
     step = size // 6
-    while at + step < size:
-        target = at + step
-        at = write_part(server.address, name, [content.read(at, step)], at)
-        assert at == target, "raw bytes are committed as they come"
+    for target in range(step, size, step):
+        at, before = write_part(server.address, name, [content.read(at, target - at)], at), at
+        # The newest bytes may come to count a moment later; the client may send them again.
+        assert before <= at <= target
+        assert target - at <= MIB
     with Client(server.address) as client:
         assert client.missing(digest(content))
         assert client.write(name, content.chunks(at), at) == size
@@ -106,11 +103,10 @@ def test_resume_zstd_over_connections(server, size, tool):
     name = upload_name(content.hash, size, zstd=True)
     at = 0
     step = size // 3
-    while at + step < size:
-        packed = list(zstd_pieces([content.read(at, step)]))
-        target = at + step
-        at = write_part(server.address, name, packed, at)
-        assert at == target, "a whole frame is decoded to its end"
+    for target in range(step, size, step):
+        packed = list(zstd_pieces([content.read(at, target - at)]))
+        at, before = write_part(server.address, name, packed, at), at
+        assert before <= at <= target
     with Client(server.address, tool) as client:
         rest = list(zstd_pieces(content.chunks(at)))
         committed = client.write(name, rest, at)
@@ -150,8 +146,7 @@ def test_sessions_are_told_apart(server):
     content = unique(2 * MIB)
     id = "0b2ffdf6-23a8-4aee-9f8b-0bbbbd2ea5fc"
     name = upload_name(content.hash, content.size, id=id)
-    at = write_part(server.address, name, [content.read(0, MIB)], 0)
-    assert at == MIB
+    write_part(server.address, name, [content.read(0, MIB)], 0)
     with Client(server.address) as client:
         others = [
             upload_name(content.hash, content.size),
@@ -161,7 +156,7 @@ def test_sessions_are_told_apart(server):
         ]
         for other in others:
             assert client.write_status(other).committed_size == 0
-        assert client.write_status(name).committed_size == MIB
+        until(lambda: client.write_status(name).committed_size == MIB, "all that was sent counts")
 
 
 def test_wrong_bytes_in_a_resumed_upload(server):
