@@ -215,7 +215,8 @@ impl<S: Store> Call<'_, S> {
             let _busy = rt::busy();
             let _open = Gauge::enter(&server.counters.calls_open);
             count(&server.counters.calls);
-            let work = work(server.clone(), responder.clone(), body, head.headers);
+            // Why boxed: the layers around it would each hold it twice.
+            let work = Box::pin(work(server.clone(), responder.clone(), body, head.headers));
             let end = finish_or_cut(work, &responder, deadline, drain).await;
             match end {
                 End::Finished(result) => responder.finish(result),

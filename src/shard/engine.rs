@@ -22,8 +22,14 @@ use crate::rt::gate::Gate;
 use crate::rt::local::{Event, Local};
 use crate::rt::time::sleep;
 
-/// The most time that a record waits in the write buffer.
+/// How often write buffers are flushed that are not full.
 const FLUSH_DELAY: Duration = Duration::from_millis(5);
+/// How many of them each time, those that wait longest first, unless somebody waits for them. A record waits at most
+/// `FLUSH_DELAY` for each so many shards of the core: 80 ms where one core has all 128 shards and all are being written.
+///
+/// Why not all of them: with many shards each would have a record or two by then, and a write costs as much as 30
+/// records.
+const FLUSHES_MAX: usize = 8;
 /// The same when somebody waits for it.
 const FLUSH_DELAY_ACK: Duration = Duration::from_millis(1);
 /// How often dirty files are synced.
@@ -493,8 +499,12 @@ async fn flush_loop(core: Weak<Core>, wake: Event) {
         }
         sleep(delay).await;
         let Some(core) = core.upgrade() else { return };
-        let shards = std::mem::take(&mut *core.unflushed.borrow_mut());
-        for shard in shards.into_iter().filter_map(|id| core.shard(id)) {
+        let due = {
+            let mut unflushed = core.unflushed.borrow_mut();
+            let count = if core.ack == Ack::Buffered { FLUSHES_MAX.min(unflushed.len()) } else { unflushed.len() };
+            unflushed.drain(..count).collect::<Vec<_>>()
+        };
+        for shard in due.into_iter().filter_map(|id| core.shard(id)) {
             core.flush_shard(shard);
         }
     }
