@@ -147,10 +147,10 @@ fn wire(row: Row<'_>) {
         let mut deframer = Deframer::new(limits::GRPC_MESSAGE_LEN_MAX, false);
         let mut scanner = Scanner::new(4096);
         deframer.feed(framed.clone());
-        while let Ok(Some(part)) = deframer.next() {
+        while let Ok(Some(part)) = deframer.next_part() {
             if let Part::Piece(piece) = part {
                 scanner.feed(piece);
-                while let Ok(Some(field)) = scanner.next() {
+                while let Ok(Some(field)) = scanner.next_field() {
                     if let Field::Data(data) = field {
                         black_box(data);
                     }

@@ -119,5 +119,8 @@ fn announce(config: &Config, volume: &Volume, grpc: &TcpListener) {
     if address.ip().is_unspecified() {
         tracing::warn!("anyone who reaches {address} can read and write this cache: there is no access control yet");
     }
+    if let Some(http) = config.http_address {
+        tracing::warn!("nothing listens on {http}: HTTP is not served yet. `--http_address none` silences this line");
+    }
     tracing::info!("listening: grpc={address}");
 }

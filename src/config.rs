@@ -25,7 +25,7 @@ pub struct Flags {
     /// Where gRPC listens: [host]:port; port 0 picks a free one.
     #[arg(long, env = "RINGCAS_GRPC_ADDRESS", default_value = ":9092")]
     grpc_address: String,
-    /// Where HTTP listens: [host]:port, or `none`.
+    /// Where HTTP will listen: [host]:port, or `none`. HTTP is not served yet.
     #[arg(long, env = "RINGCAS_HTTP_ADDRESS", default_value = ":8080")]
     http_address: String,
     /// How blobs stand on disk.

@@ -1,7 +1,7 @@
 //! gRPC over HTTP/2 streams: one task for each call, from its headers to its trailers.
 
 use std::panic::AssertUnwindSafe;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
@@ -199,9 +199,6 @@ impl<S: Store> Call<'_, S> {
 
     /// Runs the call in a task of its own, which starts when the connection's turn is over, so that all calls that came
     /// together are answered together.
-    ///
-    /// Why generic and not boxed: each kind of call is a task of its own size, so that the many small ones do not pay
-    /// for the few large ones.
     fn spawn<W>(self, method: &'static str, work: W)
     where
         W: AsyncFnOnce(Rc<Server<S>>, Responder, Body, HeaderMap) -> Result<(), Status> + 'static,
@@ -215,7 +212,7 @@ impl<S: Store> Call<'_, S> {
             let _busy = rt::busy();
             let _open = Gauge::enter(&server.counters.calls_open);
             count(&server.counters.calls);
-            // Why boxed: the layers around it would each hold it twice.
+            // Why boxed: the handler's state is some kilobytes, and a task is moved several times before it runs.
             let work = Box::pin(work(server.clone(), responder.clone(), body, head.headers));
             let end = finish_or_cut(work, &responder, deadline, drain).await;
             match end {
@@ -251,14 +248,14 @@ enum End {
 /// Runs `work` until it ends, the client goes away or the deadline passes, and drops it: all that it held is free when
 /// this returns.
 async fn finish_or_cut(
-    work: impl Future<Output = Result<(), Status>>,
+    work: Pin<Box<impl Future<Output = Result<(), Status>>>>,
     responder: &Responder,
     mut deadline: Option<Sleep>,
     drain: Option<PhaseWatch>,
 ) -> End {
-    let mut work = pin!(AssertUnwindSafe(work).catch_unwind());
+    let mut work = AssertUnwindSafe(work).catch_unwind();
     std::future::poll_fn(|context| {
-        match work.as_mut().poll(context) {
+        match work.poll_unpin(context) {
             Poll::Ready(Ok(Ok(()))) => return Poll::Ready(End::Finished(Ok(()))),
             // Why looked at before the error: a handler may notice first that its client is gone.
             _ if responder.poll_cut(context).is_ready() => return Poll::Ready(End::Cut),

@@ -22,14 +22,13 @@ use crate::rt::gate::Gate;
 use crate::rt::local::{Event, Local};
 use crate::rt::time::sleep;
 
-/// How often write buffers are flushed that are not full.
+/// How long a record waits in the write buffer.
 const FLUSH_DELAY: Duration = Duration::from_millis(5);
-/// How many of them each time, those that wait longest first, unless somebody waits for them. A record waits at most
-/// `FLUSH_DELAY` for each so many shards of the core: 80 ms where one core has all 128 shards and all are being written.
-///
-/// Why not all of them: with many shards each would have a record or two by then, and a write costs as much as 30
-/// records.
-const FLUSHES_MAX: usize = 8;
+/// One more `FLUSH_DELAY` for each so many shards that had something to flush the last time, up to `FLUSH_DELAYS_MAX` in
+/// all. Why: every shard's flush is a write of its own, so a core with many busy shards would write a record or two at
+/// a time, at 15 us of CPU each.
+const FLUSH_SHARDS: usize = 8;
+const FLUSH_DELAYS_MAX: usize = 8;
 /// The same when somebody waits for it.
 const FLUSH_DELAY_ACK: Duration = Duration::from_millis(1);
 /// How often dirty files are synced.
@@ -37,7 +36,7 @@ const SYNC_PERIOD: Duration = Duration::from_secs(1);
 /// How often the open segments get a footer for what they have so far.
 const CHECKPOINT_PERIOD: Duration = Duration::from_secs(60);
 /// Buffers of one length that are kept for reuse.
-const SPARE_BUFFERS_MAX: usize = 16;
+const SPARE_BUFFERS_MAX: usize = 64;
 /// Bits of a version that are the generation's.
 pub(super) const VERSION_SHIFT: u32 = 24;
 /// Writes that fail in a row before appends are refused, and for how long.
@@ -487,24 +486,26 @@ impl Drop for Core {
 }
 
 async fn flush_loop(core: Weak<Core>, wake: Event) {
+    let mut flushed = 0;
     loop {
         let woken = wake.wait();
         let Some(core_now) = core.upgrade() else { return };
-        let delay = if core_now.ack == Ack::Buffered { FLUSH_DELAY } else { FLUSH_DELAY_ACK };
+        let delay = match core_now.ack {
+            Ack::Buffered => FLUSH_DELAY * (1 + flushed / FLUSH_SHARDS).min(FLUSH_DELAYS_MAX) as u32,
+            Ack::Flushed | Ack::Durable => FLUSH_DELAY_ACK,
+        };
         let idle = core_now.unflushed.borrow().is_empty();
         drop(core_now);
         if idle {
+            flushed = 0;
             woken.await;
             continue;
         }
         sleep(delay).await;
         let Some(core) = core.upgrade() else { return };
-        let due = {
-            let mut unflushed = core.unflushed.borrow_mut();
-            let count = if core.ack == Ack::Buffered { FLUSHES_MAX.min(unflushed.len()) } else { unflushed.len() };
-            unflushed.drain(..count).collect::<Vec<_>>()
-        };
-        for shard in due.into_iter().filter_map(|id| core.shard(id)) {
+        let shards = std::mem::take(&mut *core.unflushed.borrow_mut());
+        flushed = shards.len();
+        for shard in shards.into_iter().filter_map(|id| core.shard(id)) {
             core.flush_shard(shard);
         }
     }

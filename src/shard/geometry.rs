@@ -29,6 +29,9 @@ pub const MAX_SIZE_MAX: u64 = 64 << 40;
 const DATA_FILE_LEN: u64 = 1 << 40;
 const SEGMENT_LEN_MIN: u64 = 1 << 20;
 const SEGMENT_LEN_MAX: u64 = 32 << 20;
+/// From this size on, in bytes, a cache has all the shards there can be. Why not always: each shard has a write buffer and
+/// a log of its own, so more of them make smaller writes; four for each core of a 16-core box spread the work.
+const LARGE_CACHE_LEN: u64 = 1 << 40;
 /// Segments that a volume has at least for each of its shards when it is made, and after it shrank.
 const SEGMENTS_PER_SHARD: u64 = 8;
 const SEGMENTS_PER_SHARD_MIN: u64 = 4;
@@ -157,7 +160,8 @@ pub fn open(config: &DiskConfig) -> Result<Volume, OpenError> {
 fn plan(max_size: u64) -> (u64, u64, u64) {
     let segment_len = prev_power_of_two(max_size / 1024).clamp(SEGMENT_LEN_MIN, SEGMENT_LEN_MAX);
     let segments = (max_size - SUPER_LEN) / segment_len;
-    let shards = prev_power_of_two(segments / SEGMENTS_PER_SHARD).clamp(1, u64::from(SHARDS_MAX));
+    let shards_max = if max_size < LARGE_CACHE_LEN { SHARDS_MAX / 4 } else { SHARDS_MAX };
+    let shards = prev_power_of_two(segments / SEGMENTS_PER_SHARD).clamp(1, u64::from(shards_max));
     (segment_len, segments, shards)
 }
 
@@ -383,7 +387,7 @@ mod tests {
     fn geometry_follows_the_size() {
         assert_eq!(plan(64 << 20), (1 << 20, 63, 4));
         assert_eq!(plan(1 << 30), (1 << 20, 1023, 64));
-        assert_eq!(plan(3 << 30), (2 << 20, 1535, 128));
+        assert_eq!(plan(3 << 30), (2 << 20, 1535, 64));
         assert_eq!(plan(1 << 40), (32 << 20, 32767, 256));
         for mib in 64..5000u64 {
             let (segment_len, segments, shards) = plan(mib << 20);

@@ -85,7 +85,7 @@ def test_any_number_of_cores(fresh):
 
 
 def test_a_list_of_cpus(fresh):
-    server = fresh(cores="0")
+    server = fresh(cores="0-0")
     with Client(server.address) as client:
         key = client.put(b"on one CPU by its number")
         assert not client.missing(key)

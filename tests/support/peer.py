@@ -67,6 +67,8 @@ class Peer:
         self.pongs = 0
         self.goaways: list[tuple[int, int]] = []
         self.closed = False
+        self.error: Exception | None = None
+        self.unread = b""
         self.flush()
 
     def __enter__(self):
@@ -127,15 +129,33 @@ class Peer:
             if not data:
                 self.closed = True
                 return done()
-            try:
-                events = self.h2.receive_data(data)
-            except h2.exceptions.ProtocolError:
-                self.closed = True
-                return done()
-            for event in events:
-                self._take(event, credit)
+            self._feed(data, credit)
             self.flush()
         return True
+
+    def _feed(self, data: bytes, credit: bool) -> None:
+        """Frame by frame: the library forgets events that came before an error, and is deaf after a GOAWAY."""
+        self.unread += data
+        while len(self.unread) >= 9:
+            length = int.from_bytes(self.unread[:3], "big")
+            if len(self.unread) < 9 + length:
+                break
+            one, self.unread = self.unread[: 9 + length], self.unread[9 + length :]
+            if one[3] == GOAWAY:
+                last, code = struct.unpack(">II", one[9:17])
+                self.goaways.append((code, last))
+            elif one[3] == PING and self.goaways and not one[4]:
+                self.socket.sendall(frame(PING, 1, 0, one[9:]))
+            if self.goaways:
+                continue
+            try:
+                events = self.h2.receive_data(one)
+            except h2.exceptions.ProtocolError as error:
+                self.error = error
+                self.closed = True
+                return
+            for event in events:
+                self._take(event, credit)
 
     def _take(self, event, credit: bool) -> None:
         answer = self.answers.get(getattr(event, "stream_id", None)) or Answer()
@@ -154,8 +174,6 @@ class Peer:
             answer.ended = True
         elif isinstance(event, h2.events.PingAckReceived):
             self.pongs += 1
-        elif isinstance(event, h2.events.ConnectionTerminated):
-            self.goaways.append((int(event.error_code), event.last_stream_id))
 
     def answer(self, stream: int, timeout_s: float = 10) -> Answer:
         """The complete answer on `stream`."""
