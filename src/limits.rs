@@ -39,6 +39,10 @@ pub const TREE_NODE_LEN_MAX: usize = 64 << 10;
 pub const UPLOAD_UUID_LEN_MAX: usize = 128;
 /// Distinct Directories below one root: what a walk remembers, at about 50 bytes each.
 pub const DIRECTORIES_MAX: usize = 1 << 18;
+/// Levels of Directories below a root: no path of a file system is deeper (PATH_MAX is 4096).
+pub const DIRECTORY_DEPTH_MAX: usize = 2048;
+/// Checks of ActionResults that may walk Directories at a time on one core; more wait their turn.
+pub const CHECK_WALKS_MAX: usize = 8;
 /// The largest Directory that is walked, in bytes, so that it can be sent in one message.
 pub const DIRECTORY_LEN_MAX: u64 = REPLY_LEN_MAX as u64 - (4 << 10);
 /// Bytes of Directories in one GetTreeResponse, unless a single one is larger; also what a walk reads ahead.

@@ -118,6 +118,8 @@ pub async fn run(kit: Kit) {
         let _ = rt::time::timeout(CUT_TIME, server.drained()).await;
     }
     quiet.pass().await;
+    // Why first: an upload that waits for space would hold up the worker.
+    disk.refuse_writes();
     worker.stop().await;
     disk.shutdown().await;
     closed.pass().await;

@@ -115,6 +115,41 @@ impl Waiters {
     }
 }
 
+/// A number of permits that the tasks of one core share.
+#[derive(Clone)]
+pub struct Permits {
+    free: Rc<Cell<usize>>,
+    returned: Event,
+}
+
+/// One permit; it goes back when dropped.
+pub struct Permit(Permits);
+
+impl Permits {
+    pub fn new(count: usize) -> Self {
+        Self { free: Rc::new(Cell::new(count)), returned: Event::default() }
+    }
+
+    /// Waits for a permit. Who waits is not served in order; each has the same chance at each return.
+    pub async fn take(&self) -> Permit {
+        loop {
+            let returned = self.returned.wait();
+            if let Some(left) = self.free.get().checked_sub(1) {
+                self.free.set(left);
+                return Permit(self.clone());
+            }
+            returned.await;
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.free.set(self.0.free.get() + 1);
+        self.0.returned.notify();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,5 +200,21 @@ mod tests {
         waiters.put(&mut first, waker);
         assert_eq!(waiters.take_all().len(), 2);
         assert!(waiters.remove(second).is_none() && waiters.remove(None).is_none());
+    }
+
+    /// Goal: no more permits are out than there are, and a waiter that gives up takes none. Method: two permits, three takers.
+    #[test]
+    fn permits_are_bounded() {
+        super::super::cores::block_on(async {
+            let permits = Permits::new(2);
+            let (first, second) = (permits.take().await, permits.take().await);
+            let waiting = super::super::time::race(permits.take(), super::super::time::yield_once()).await;
+            assert!(matches!(waiting, super::super::time::Either::Right(())));
+            drop(first);
+            let third = permits.take().await;
+            assert_eq!(permits.free.get(), 0);
+            drop((second, third));
+            assert_eq!(permits.free.get(), 2);
+        });
     }
 }

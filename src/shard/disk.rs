@@ -300,10 +300,15 @@ impl Disk {
         (self.0.volume.max_size() / 2).min(frames * FRAME_LEN as u64)
     }
 
+    /// From now on what waits for space gets `DiskError::Stopping`, and so does every new write.
+    pub fn refuse_writes(&self) {
+        self.0.stop();
+    }
+
     /// Refuses new work, flushes, writes checkpoint footers and syncs.
     pub async fn shutdown(&self) {
         let core = &self.0;
-        core.stop();
+        self.refuse_writes();
         let ending = Gate::default();
         for shard in core.own_shards() {
             let (core, shard) = (core.clone(), shard.clone());

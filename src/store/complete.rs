@@ -13,18 +13,21 @@ use crate::limits;
 use crate::pure::action_result::{References, sort_distinct};
 use crate::pure::digest::Digest;
 use crate::pure::directory::{DirectoryScanner, Node, Shape};
+use crate::rt::local::Permits;
 
 /// Passes everything through, except that an action whose blobs are not all present is a miss and is dropped.
 #[derive(Clone)]
 pub struct Complete<S> {
     inner: S,
     check: bool,
+    /// Walks that may run at a time on this core: each remembers up to `DIRECTORIES_MAX` names.
+    walks: Permits,
 }
 
 impl<S: Store> Complete<S> {
     /// With `check` off every action passes.
     pub fn new(inner: S, check: bool) -> Self {
-        Self { inner, check }
+        Self { inner, check, walks: Permits::new(limits::CHECK_WALKS_MAX) }
     }
 
     async fn is_complete(&self, action_result: &[u8]) -> Result<bool, StoreError> {
@@ -37,12 +40,7 @@ impl<S: Store> Complete<S> {
                 return Ok(false);
             }
         }
-        for root in references.roots {
-            if !self.has_closure(root).await? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        if references.roots.is_empty() { Ok(true) } else { self.have_closures(references.roots).await }
     }
 
     async fn are_present(&self, mut digests: Vec<Digest>) -> Result<bool, StoreError> {
@@ -86,9 +84,10 @@ impl<S: Store> Complete<S> {
         Ok(scanner.finish().is_ok() && self.are_present(files).await?)
     }
 
-    /// Whether every Directory below the root is here, and every file in them.
-    async fn has_closure(&self, root: Digest) -> Result<bool, StoreError> {
-        let mut walk = Walk::new(self.inner.clone(), root);
+    /// Whether every Directory below the roots is here, and every file in them.
+    async fn have_closures(&self, roots: Vec<Digest>) -> Result<bool, StoreError> {
+        let _turn = self.walks.take().await;
+        let mut walk = Walk::new(self.inner.clone(), roots);
         let mut waiting = Vec::new();
         loop {
             match walk.next().await {
@@ -96,7 +95,7 @@ impl<S: Store> Complete<S> {
                 Ok(Some(Visit::Absent { .. } | Visit::Invalid { .. })) => return Ok(false),
                 Ok(None) => return self.are_present(waiting).await,
                 // Why: what cannot be checked cannot be promised.
-                Err(WalkStop::TooMany | WalkStop::TooLong(_)) => return Ok(false),
+                Err(WalkStop::TooMany | WalkStop::TooDeep | WalkStop::TooLong(_)) => return Ok(false),
                 Err(WalkStop::Store(error)) => return Err(error),
             }
             if waiting.len() >= limits::CHECK_DIGESTS_MAX && !self.are_present(std::mem::take(&mut waiting)).await? {

@@ -33,6 +33,8 @@ pub enum Visit {
 pub enum WalkStop {
     #[error("there are more than {} directories below the root", limits::DIRECTORIES_MAX)]
     TooMany,
+    #[error("there are directories more than {} levels below the root", limits::DIRECTORY_DEPTH_MAX)]
+    TooDeep,
     #[error("directory {0} is longer than {max} bytes", max = limits::DIRECTORY_LEN_MAX)]
     TooLong(Digest),
     #[error(transparent)]
@@ -42,8 +44,11 @@ pub enum WalkStop {
 /// A running walk. The order depends on the Directories alone, so that it is the same on every server.
 pub struct Walk<S> {
     store: S,
-    /// Named, not yet read.
+    /// Named, not yet read; and how many of these are of the level that is being read.
     queue: VecDeque<Digest>,
+    left_of_level: usize,
+    /// Levels below the roots.
+    depth: usize,
     /// Read ahead.
     read: VecDeque<(Digest, Option<Vec<Bytes>>)>,
     /// Everything that was ever in `queue`.
@@ -51,8 +56,12 @@ pub struct Walk<S> {
 }
 
 impl<S: Store> Walk<S> {
-    pub fn new(store: S, root: Digest) -> Self {
-        Self { store, queue: VecDeque::from([root]), read: VecDeque::new(), seen: HashSet::from([root]) }
+    /// A walk from `roots`, which share what they have below them.
+    pub fn new(store: S, mut roots: Vec<Digest>) -> Self {
+        let mut seen = HashSet::new();
+        roots.retain(|root| seen.insert(*root));
+        let left_of_level = roots.len();
+        Self { store, queue: roots.into(), left_of_level, depth: 0, read: VecDeque::new(), seen }
     }
 
     /// The next Directory; `None` at the end.
@@ -61,6 +70,14 @@ impl<S: Store> Walk<S> {
             self.read_ahead().await?;
         }
         let Some((digest, pieces)) = self.read.pop_front() else { return Ok(None) };
+        if self.left_of_level == 0 {
+            self.left_of_level = self.read.len() + 1 + self.queue.len();
+            self.depth += 1;
+            if self.depth > limits::DIRECTORY_DEPTH_MAX {
+                return Err(WalkStop::TooDeep);
+            }
+        }
+        self.left_of_level -= 1;
         let Some(pieces) = pieces else { return Ok(Some(Visit::Absent { digest })) };
         let (mut files, mut below) = (Vec::new(), Vec::new());
         let scanned = scan_pieces(Shape::Directory, &pieces, |node| match node {
