@@ -1,5 +1,6 @@
 //! From the command line to running cores, and back to an exit code.
 
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;
 
@@ -64,11 +65,7 @@ fn serve(flags: Flags) -> Result<(), Failure> {
         max_size_bytes: config.max_size,
         ack: config.ack.into(),
     })?;
-    let grpc = rt::tcp::bind(config.grpc_address).map_err(|source| Failure::Bind {
-        setting: "--grpc_address",
-        address: config.grpc_address,
-        source,
-    })?;
+    let grpc = bind("--grpc_address", config.grpc_address)?;
     announce(&config, &volume, &grpc);
     let count = config.cores.len();
     let (pool, ports) = pool::wire(&volume, count);
@@ -95,6 +92,21 @@ fn serve(flags: Flags) -> Result<(), Failure> {
     })?;
     running.wait()?;
     Ok(())
+}
+
+/// Why it tries for a while: the kernel takes some milliseconds after the end of a process to close what its rings still
+/// held, so the address of a server that was just stopped or killed may still be taken.
+fn bind(setting: &'static str, address: SocketAddr) -> Result<TcpListener, Failure> {
+    let begun = rt::time::now();
+    loop {
+        match rt::tcp::bind(address) {
+            Ok(listener) => return Ok(listener),
+            Err(source) if source.kind() == ErrorKind::AddrInUse && begun.elapsed() < limits::BIND_TRY_TIME => {
+                std::thread::sleep(limits::BIND_RETRY_TIME);
+            }
+            Err(source) => return Err(Failure::Bind { setting, address, source }),
+        }
+    }
 }
 
 /// The start-up lines: what runs where, with which limits.

@@ -1,5 +1,7 @@
 //! Every limit of the server, in one place.
 
+use std::time::Duration;
+
 /// Bytes of raw content in one frame of a large blob: the unit of checksum, of compression at rest and of a read.
 pub const FRAME_LEN: usize = 256 << 10;
 /// A blob of at most this many raw bytes is one record in a shard's log; a larger one is a list of frames in chunks.
@@ -135,3 +137,6 @@ pub const PARKED_DISK_MAX: u64 = 1 << 30;
 const _: () = assert!(PARKED_MEMORY_MAX > 2 * FRAME_LEN && SMALL_BLOB_LEN_MAX == FRAME_LEN);
 /// Frames of a large blob that one disk read brings at most: a stream holds these and one piece besides.
 pub const READ_AHEAD_FRAMES: usize = 2;
+/// How long the start waits for an address that is still in use, and how long between two tries.
+pub const BIND_TRY_TIME: Duration = Duration::from_secs(2);
+pub const BIND_RETRY_TIME: Duration = Duration::from_millis(20);

@@ -183,7 +183,7 @@ impl DiskFile {
     }
 
     /// Writes the first `len` bytes of `buf` at `offset`, both multiples of `DISK_ALIGN`, and gives a buffer of the same
-    /// length back, whose content is unspecified. A write of the whole buffer is the cheapest.
+    /// length back, whose content is unspecified. A write of the whole buffer is the cheapest, one of most of it the dearest.
     ///
     /// Once begun it runs to its end even when the caller goes away, so a region must be reused only after its write has
     /// ended.
@@ -212,6 +212,13 @@ async fn write_whole(file: &DmaFile, offset: u64, mut buf: DiskBuf, len: usize) 
         return Ok((file.write_rc_at(shared, offset).await?, buf));
     }
     assert!(len < whole, "a write of {len} bytes from a buffer of {whole}");
+    if len <= whole / 4 {
+        // Why a copy: it is cheaper than a new big buffer in place of one that was cut.
+        let mut part = DiskBuf::new(len);
+        part.bytes_mut().copy_from_slice(&buf.bytes()[..len]);
+        let shared = part.buffer.clone().expect(HELD);
+        return Ok((file.write_rc_at(shared, offset).await?, buf));
+    }
     // Why not kept: glommio can shorten a buffer, but not lengthen it again.
     let buffer = buf.buffer.take().expect(HELD);
     let mut buffer = Rc::try_unwrap(buffer).map_err(|_| io::Error::other("the buffer is still shared"))?;

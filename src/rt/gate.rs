@@ -36,6 +36,8 @@ impl Gate {
     /// Runs `future` on this core inside the gate. False, and dropped, when the gate is closed.
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) -> bool {
         let Some(pass) = self.enter() else { return false };
+        // Why boxed: see `spawn`.
+        let future = Box::pin(future);
         super::spawn(async move {
             future.await;
             drop(pass);

@@ -27,7 +27,11 @@ pub use pulse::{BusyGuard, busy};
 ///
 /// Why not at once, as glommio does: the new task would run inside whatever the caller holds borrowed, and stream
 /// handlers that answer without awaiting would make HTTP/2 flush once for each reply.
+///
+/// Why boxed first: an async block holds what it awaits twice, and every call on the way to the task's place moves all
+/// of it. A call's future of 10 KB cost 20 us in moves alone.
 pub fn spawn(future: impl Future<Output = ()> + 'static) {
+    let future = Box::pin(future);
     glommio::spawn_local(async move {
         time::yield_once().await;
         future.await;
