@@ -108,7 +108,7 @@ impl Chunks {
     pub fn close(&mut self, segment: u32, closed: bool) {
         if let Some(entry) = self.segments.get_mut(&segment) {
             entry.closed = closed;
-            entry.sealed &= closed;
+            entry.sealed = (entry.sealed && closed) || entry.count == self.per_segment;
             refresh_open(&mut self.open, segment, entry, self.per_segment);
         }
     }
