@@ -14,6 +14,9 @@ struct Segment {
     count: u32,
     /// Closed segments give out no chunks: they are being emptied.
     closed: bool,
+    /// Was full once: what is given back stays free until the segment has been through a reclaim. Why: the segment is old,
+    /// and a blob that started in a hole of it would be evicted with its old neighbours, right after it was written.
+    sealed: bool,
     /// Tags of the blobs whose first chunk is here. May name blobs that are gone.
     homes: Vec<u64>,
 }
@@ -22,7 +25,7 @@ struct Segment {
 pub struct Chunks {
     per_segment: u32,
     segments: BTreeMap<u32, Segment>,
-    /// Segments that are not closed and have a free chunk.
+    /// Segments that are neither closed nor sealed: they have a free chunk.
     open: BTreeSet<u32>,
 }
 
@@ -34,7 +37,7 @@ impl Chunks {
 
     /// Adds an empty segment.
     pub fn add(&mut self, segment: u32) {
-        let fresh = Segment { taken: [0; CHUNKS_MAX / 64], count: 0, closed: false, homes: Vec::new() };
+        let fresh = Segment { taken: [0; CHUNKS_MAX / 64], count: 0, closed: false, sealed: false, homes: Vec::new() };
         assert!(self.segments.insert(segment, fresh).is_none(), "segment {segment} added twice");
         self.open.insert(segment);
     }
@@ -101,10 +104,19 @@ impl Chunks {
         (self.taken(segment) == 0).then_some(segment)
     }
 
-    /// Gives out no more chunks of `segment`, or does again.
+    /// Gives out no more chunks of `segment`; or does again, because its age counts anew.
     pub fn close(&mut self, segment: u32, closed: bool) {
         if let Some(entry) = self.segments.get_mut(&segment) {
             entry.closed = closed;
+            entry.sealed = (entry.sealed && closed) || entry.count == self.per_segment;
+            refresh_open(&mut self.open, segment, entry, self.per_segment);
+        }
+    }
+
+    /// Gives out no more chunks of `segment` before it has been through a reclaim, as if it had been full.
+    pub fn seal(&mut self, segment: u32) {
+        if let Some(entry) = self.segments.get_mut(&segment) {
+            entry.sealed = true;
             refresh_open(&mut self.open, segment, entry, self.per_segment);
         }
     }
@@ -167,13 +179,14 @@ impl Chunks {
             entry.taken[bit(chunk).0] ^= bit(chunk).1;
         }
         entry.count = if taken { entry.count + run.count } else { entry.count - run.count };
+        entry.sealed |= entry.count == self.per_segment;
         refresh_open(&mut self.open, segment, entry, self.per_segment);
         true
     }
 }
 
 fn refresh_open(open: &mut BTreeSet<u32>, segment: u32, entry: &Segment, per_segment: u32) {
-    if entry.closed || entry.count == per_segment {
+    if entry.closed || entry.sealed || entry.count == per_segment {
         open.remove(&segment);
     } else {
         open.insert(segment);
@@ -198,14 +211,16 @@ mod tests {
             (2..6).for_each(|segment| chunks.add(segment));
             let mut owned: Vec<Run> = Vec::new();
             let mut closed = BTreeSet::new();
+            let mut sealed = BTreeSet::new();
             for (step, want, pick) in steps {
                 match step {
                     0 | 1 => {
                         let next = (step == 1).then(|| owned.last().map(|run| run.first + run.count)).flatten();
-                        let free: u32 = (2..6).filter(|segment| !closed.contains(segment)).map(|segment| PER_SEGMENT - chunks.taken(segment)).sum();
+                        let free: u32 = (2..6).filter(|segment| !closed.contains(segment) && !sealed.contains(segment)).map(|segment| PER_SEGMENT - chunks.taken(segment)).sum();
                         match chunks.take(want, next) {
                             Some(run) => {
-                                prop_assert!(run.count <= want && !closed.contains(&(run.first / PER_SEGMENT)));
+                                let segment = run.first / PER_SEGMENT;
+                                prop_assert!(run.count <= want && !closed.contains(&segment) && !sealed.contains(&segment));
                                 prop_assert_eq!(run.first / PER_SEGMENT, (run.first + run.count - 1) / PER_SEGMENT);
                                 prop_assert!(owned.iter().all(|o| run.first + run.count <= o.first || o.first + o.count <= run.first));
                                 owned.push(run);
@@ -222,9 +237,10 @@ mod tests {
                     _ => {
                         let segment = 2 + want % 4;
                         chunks.close(segment, step == 4);
-                        if step == 4 { closed.insert(segment); } else { closed.remove(&segment); }
+                        if step == 4 { closed.insert(segment); } else { closed.remove(&segment); sealed.remove(&segment); }
                     }
                 }
+                sealed.extend((2..6).filter(|&segment| chunks.taken(segment) == PER_SEGMENT));
                 let total: u32 = (2..6).map(|segment| chunks.taken(segment)).sum();
                 prop_assert_eq!(total, owned.iter().map(|run| run.count).sum::<u32>());
             }

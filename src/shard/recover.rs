@@ -100,6 +100,10 @@ impl Core {
             let all: Vec<u32> = state.chunks.segments().collect();
             all.into_iter().filter(|&segment| state.chunks.remove_empty(segment)).collect()
         });
+        // Why: new blobs go where the newest are, so that they are not evicted with the oldest.
+        let chunks = segments.iter().rev().filter(|header| header.class == Class::Chunks);
+        let old: Vec<u32> = chunks.skip(1).map(|header| header.segment).collect();
+        shard.state.with(|state| old.into_iter().for_each(|segment| state.chunks.seal(segment)));
         empty.into_iter().for_each(|segment| self.return_segment(segment, Outcome::Freed));
     }
 

@@ -40,12 +40,18 @@ def test_a_directory_in_use(fresh):
     server.restart(crash=True)
 
 
-def test_a_cache_of_another_program():
-    directory = scratch("foreign")
-    (directory / "data.0").write_bytes(random.Random(1).randbytes(8 * MIB))
-    error = start_error(["format", "not a ringcas", "no ringcas", "another program"], directory=directory)
-    assert str(directory) in error.log
-    assert (directory / "data.0").read_bytes() == random.Random(1).randbytes(8 * MIB), "it is not ours to change"
+def test_a_cache_of_another_format(fresh):
+    # What names the format is damaged beyond its copies, or of another version: refused, and not changed.
+    server = fresh(max_size="0.25")
+    server.stop()
+    named = [path for path in server.data_files() if 0 < path.stat().st_size <= 64 * KIB]
+    assert named, "a small file says what the directory is"
+    for path in named:
+        path.write_bytes(random.Random(1).randbytes(path.stat().st_size))
+    before = {path: path.read_bytes() for path in server.data_files()}
+    error = start_error(["format", "not a cache", "no cache", "damaged"], directory=server.directory, max_size="0.25")
+    assert str(server.directory) in error.log
+    assert all(path.read_bytes() == data for path, data in before.items()), "it is not ours to change"
 
 
 def test_a_directory_with_other_files():

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 
 import grpc
@@ -29,7 +30,7 @@ Code = grpc.StatusCode
 
 
 @functools.cache
-def _pool() -> descriptor_pool.DescriptorPool:
+def _make_pool() -> descriptor_pool.DescriptorPool:
     # Why not generated modules: their global pool clashes with grpcio's own health and reflection packages.
     files = sorted(str(path) for path in (ROOT / "proto").rglob("*.proto"))
     with tempfile.TemporaryDirectory() as directory:
@@ -43,11 +44,14 @@ def _pool() -> descriptor_pool.DescriptorPool:
     return pool
 
 
-@functools.cache
+_lock = threading.Lock()
+
+
 def message(name: str):
     """The message class `name`, REAPI's package when it names none."""
     full = name if "." in name and name[0].islower() else f"{REAPI}.{name}"
-    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(full))
+    with _lock:
+        return message_factory.GetMessageClass(_make_pool().FindMessageTypeByName(full))
 
 
 def digest_of(data: bytes):
