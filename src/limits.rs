@@ -82,7 +82,7 @@ pub const REPLIES_LEN_MAX: usize = 256 << 20;
 pub const REPLY_UNREAD_LEN_MAX: usize = 64 << 10;
 /// The largest request of the reflection service, in bytes.
 pub const REFLECTION_REQUEST_LEN_MAX: usize = 64 << 10;
-/// The longest `resource_name` that is accepted, in bytes.
+/// The longest `resource_name` that is accepted, in bytes: it is kept for as long as an upload is.
 pub const RESOURCE_NAME_LEN_MAX: usize = 4096;
 /// Payload bytes in one ReadResponse at most.
 pub const READ_PIECE_LEN_MAX: usize = 1 << 20;
