@@ -7,7 +7,7 @@ use super::log::{AppendError, Record, Ticket, Urgency};
 use crate::limits::DISK_ALIGN;
 use crate::pure::eviction::{Fate, Order, Outcome, blob_fate, log_fate};
 use crate::pure::index::Word;
-use crate::pure::record::{Header, Place, RECORD_ALIGN};
+use crate::pure::record::{Header, Place, RECORD_ALIGN, RecordKind};
 use crate::pure::segment::LargeEntry;
 use crate::rt::channel::Receiver;
 
@@ -129,8 +129,17 @@ impl Core {
                 self.drop_damaged(shard, survivor.tag, survivor.location);
                 continue;
             };
-            match self.copy_forward(shard, *survivor, header, payload).await {
-                Ok(ticket) => tickets.push(ticket),
+            let Survivor { tag, location, .. } = *survivor;
+            // A small record has had its second chance; a large blob's mark belongs to its chunks.
+            let keep_mark = header.kind == RecordKind::Large;
+            match self.copy_forward(shard, tag, location, header, payload, keep_mark).await {
+                Ok(ticket) => {
+                    tickets.push(ticket);
+                    self.count(|stats| {
+                        stats.reinserted_records += 1;
+                        stats.reinserted_bytes += header.log_len() as u64;
+                    });
+                }
                 Err(AppendError::Refused) => {}
                 // No room to copy: evicted after all.
                 Err(AppendError::NoSegment | AppendError::WritesFail | AppendError::Stopping) => {
@@ -145,32 +154,27 @@ impl Core {
         }
     }
 
-    async fn copy_forward(
+    /// Appends the record of `tag` again, if the index still says that it is at `location`, and tells the index.
+    pub(super) async fn copy_forward(
         self: &Rc<Self>,
         shard: &Rc<Shard>,
-        survivor: Survivor,
+        tag: u64,
+        location: u64,
         header: Header,
         payload: &[u8],
+        keep_mark: bool,
     ) -> Result<Ticket, AppendError> {
-        let Survivor { tag, location, .. } = survivor;
         let large = shard.state.with(|state| {
             let large = state.large.get(&tag)?;
             Some(LargeEntry { record_len: large.record_len, runs: large.held.runs.clone() })
         });
         let record = Record { header, tag, payload: &[payload], large };
         let still_there = |state: &ShardState| state.index.get(tag).is_some_and(|word| word.location() == location);
-        let ticket = self
-            .append_record(shard, Urgency::Reclaim, &record, still_there, |state, word, _| {
-                // A small record has had its second chance; a large blob's mark belongs to its chunks.
-                let mark = word.is_large() && state.index.get(tag).is_some_and(Word::is_marked);
-                state.index.replace_at(tag, location, word.marked(mark));
-            })
-            .await?;
-        self.count(|stats| {
-            stats.reinserted_records += 1;
-            stats.reinserted_bytes += record.header.log_len() as u64;
-        });
-        Ok(ticket)
+        self.append_record(shard, Urgency::Reclaim, &record, still_there, |state, word, _| {
+            let mark = keep_mark && state.index.get(tag).is_some_and(Word::is_marked);
+            state.index.replace_at(tag, location, word.marked(mark));
+        })
+        .await
     }
 
     async fn reclaim_chunks(self: &Rc<Self>, shard: &Rc<Shard>, order: Order) -> Outcome {
