@@ -49,6 +49,8 @@ pub(super) struct Core {
     shards: Vec<Option<Rc<Shard>>>,
     pool: Sender<ToPool>,
     gate: Gate,
+    /// Reclaims that are under way.
+    pub(super) reclaims: Gate,
     stopping: Cell<bool>,
     stats: RefCell<DiskStats>,
     /// Shards with something in their write buffer.
@@ -247,6 +249,7 @@ impl Core {
             shards,
             pool: port.requests,
             gate: Gate::default(),
+            reclaims: Gate::default(),
             stopping: Cell::default(),
             stats: RefCell::default(),
             unflushed: RefCell::default(),

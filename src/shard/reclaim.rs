@@ -31,7 +31,7 @@ pub(super) async fn order_loop(core: Weak<Core>, mut orders: Receiver<Order>) {
     while let Some(order) = orders.recv().await {
         let Some(core) = core.upgrade() else { return };
         let task = core.clone();
-        core.spawn(async move {
+        core.reclaims.spawn(async move {
             let outcome = match task.shard(order.shard).cloned() {
                 Some(shard) => {
                     shard.wait_ready().await;
@@ -51,6 +51,7 @@ impl Core {
             (state.chunks.contains(order.segment), generation, state.log.is_busy(order.segment))
         });
         let outcome = match generation {
+            _ if self.is_stopping() => Outcome::Kept,
             _ if is_chunks => self.reclaim_chunks(shard, order).await,
             Some(generation) if !busy => self.reclaim_log(shard, order, generation).await,
             // Leased, but not used yet.
@@ -88,7 +89,7 @@ impl Core {
         drop(evicted);
         let mut tickets = Vec::new();
         let mut rest = survivors.as_slice();
-        while let Some(first) = rest.first() {
+        while let Some(first) = rest.first().filter(|_| !self.is_stopping()) {
             let near = |pair: &&[Survivor]| {
                 pair[1].start.saturating_sub(pair[0].end) <= GAP_LEN && pair[1].end - first.start <= WINDOW_LEN
             };
@@ -101,6 +102,10 @@ impl Core {
         for ticket in tickets {
             // A failed write has taken its records out of the index.
             ticket.wait().await;
+        }
+        if !rest.is_empty() {
+            // The server stops: what is left stays where it is.
+            return Outcome::Kept;
         }
         shard.state.with(|state| state.generations.remove(&order.segment));
         Outcome::Freed
@@ -186,6 +191,9 @@ impl Core {
         homes.dedup();
         let mut last = None;
         for tag in homes {
+            if self.is_stopping() {
+                break;
+            }
             let evict = shard.state.with(|state| {
                 let first = state.large.get(&tag)?.held.runs[0].first;
                 if self.layout.segment_of_chunk(first) != order.segment {
