@@ -10,8 +10,9 @@ pub const SMALL_BLOB_LEN_MAX: usize = FRAME_LEN;
 pub const CHUNK_LEN: usize = 64 << 10;
 /// Alignment of every disk read and write: offset, length and memory, in bytes.
 pub const DISK_ALIGN: usize = 4096;
-/// Spare disk buffers that a core keeps, in bytes.
-pub const DISK_BUF_SPARE_MAX: usize = 8 << 20;
+/// Spare disk buffers of one length that a core keeps, in bytes. Why so many: a core with 64 busy shards fills as many write
+/// buffers at a time.
+pub const DISK_BUF_SPARE_MAX: usize = 16 << 20;
 /// The most that one read takes from a socket ahead of what was asked for, in bytes.
 pub const READ_AHEAD_LEN: usize = 256 << 10;
 /// Read-ahead buffers that the connections of one core hold at a time; further ones read without.
@@ -88,7 +89,7 @@ pub const REPLIES_LEN_MAX: usize = 256 << 20;
 pub const REPLY_UNREAD_LEN_MAX: usize = 64 << 10;
 /// The largest request of the reflection service, in bytes.
 pub const REFLECTION_REQUEST_LEN_MAX: usize = 64 << 10;
-/// The longest `resource_name` that is accepted, in bytes.
+/// The longest `resource_name` that is accepted, in bytes: it is kept for as long as an upload is.
 pub const RESOURCE_NAME_LEN_MAX: usize = 4096;
 /// Payload bytes in one ReadResponse at most.
 pub const READ_PIECE_LEN_MAX: usize = 1 << 20;

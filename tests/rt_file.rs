@@ -51,6 +51,22 @@ fn what_was_written_is_read() {
     });
 }
 
+/// Goal: a write that fails gives its buffer back, whole and as it was.
+/// Method: write at an offset that no file has, the whole buffer and its front.
+#[test]
+fn a_failed_write_gives_the_buffer_back() {
+    let scratch = scratch();
+    let path = data_file(scratch.path(), 1 << 20);
+    block_on(async {
+        let file = DiskFile::open(&path).await.expect("opens");
+        for len in [64 << 10, DISK_ALIGN] {
+            let failed = file.write(1 << 62, filled(64 << 10, 3), len).await.expect_err("beyond any file");
+            assert_eq!(failed.buf.bytes(), [3; 64 << 10]);
+            file.write(0, failed.buf, len).await.expect("writes elsewhere");
+        }
+    });
+}
+
 /// Goal: a read beyond the end is an error and never other bytes; one that is not in whole blocks is a programming error.
 /// Method: read across the end, behind it, and at an odd offset.
 #[test]

@@ -121,10 +121,7 @@ fn report(title: &str, problems: &[String]) {
 
 #[test]
 fn strip_and_names_work() {
-    assert_eq!(
-        strip("a // glommio\nb /* x */ c \"h2::x \\\" y\" d r#\"libc \" z\"# e"),
-        "a \nb  c  d r# e".replace("r# ", "r# ")
-    );
+    assert_eq!(strip("a // glommio\nb /* x */ c \"h2::x \\\" y\" d r#\"libc \" z\"# e"), "a \nb  c  d r# e");
     assert_eq!(strip("fn f<'a>(x: &'a str) { '\\'' '\"' 'x' }"), "fn f<'a>(x: &'a str) {    }");
     assert!(names("use h2::server;", "h2"));
     assert!(!names("use http2::server; let h2x = 1;", "h2"));

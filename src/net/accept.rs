@@ -6,13 +6,11 @@
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use crate::limits;
 use crate::net::Server;
 use crate::rt::channel::{self, Receiver, Sender};
 use crate::rt::tcp::{Accepted, Listener};
-use crate::rt::time;
 use crate::store::Store;
 
 /// How many connections each core serves or is about to serve, and what was turned away. Shared by all cores.
@@ -126,23 +124,9 @@ impl Targets {
 
 /// Accepts for ever. Run it detached on one core, one call for each listener.
 pub async fn run(listener: Listener, mut targets: Targets) {
-    let mut errors = 0u32;
     loop {
-        match listener.accept().await {
-            Ok(socket) => {
-                errors = 0;
-                targets.hand_over(socket);
-            }
-            // Why: out of descriptors, or the client was gone already; the listener itself stays good. The pause keeps
-            // an error that stays (EMFILE) from taking the core.
-            Err(error) => {
-                errors = errors.saturating_add(1);
-                if errors.is_power_of_two() {
-                    tracing::warn!(%error, errors, "accept failed; raise the limit of open files if this goes on");
-                }
-                time::sleep(Duration::from_millis(u64::from(errors.min(10)) * 10)).await;
-            }
-        }
+        let socket = listener.accept_patiently().await;
+        targets.hand_over(socket);
     }
 }
 

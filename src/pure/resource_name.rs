@@ -34,7 +34,7 @@ pub struct WriteName<'a> {
 /// Why a name was refused. The texts follow `resource_name: ` in an INVALID_ARGUMENT.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    #[error("is longer than {NAME_LEN_MAX} bytes")]
+    #[error("is longer than {} bytes", limits::RESOURCE_NAME_LEN_MAX)]
     TooLong,
     #[error("has none of the segments {0}")]
     NoKeyword(&'static str),
@@ -58,8 +58,6 @@ pub enum NameError {
     Trailing,
 }
 
-/// Longest name, in bytes. Limit: it is kept for as long as an upload is.
-pub const NAME_LEN_MAX: usize = 4096;
 /// Longest piece of a bad name that an error text repeats, in characters.
 const QUOTE_CHARS_MAX: usize = 32;
 
@@ -102,7 +100,7 @@ type Segments<'a> = std::str::Split<'a, char>;
 
 /// Splits a name at its first keyword: the instance name, the keyword, and what follows.
 fn split_instance<'a>(name: &'a str, wanted: &'static str) -> Result<(&'a str, &'static str, Segments<'a>), NameError> {
-    if name.len() > NAME_LEN_MAX {
+    if name.len() > limits::RESOURCE_NAME_LEN_MAX {
         return Err(NameError::TooLong);
     }
     let mut at = 0;
@@ -228,7 +226,7 @@ mod tests {
             assert!(matches!(read_error(&format!("blobs/{HEX}/{size}")), Size(_)), "{size}");
         }
         assert!(read(&format!("blobs/{HEX}/9223372036854775807")).is_ok());
-        assert!(matches!(read_error(&"a".repeat(NAME_LEN_MAX + 1)), TooLong));
+        assert!(matches!(read_error(&"a".repeat(limits::RESOURCE_NAME_LEN_MAX + 1)), TooLong));
         let write_error = |name: String| WriteName::parse(&name).expect_err(&name);
         assert!(matches!(write_error(format!("blobs/{HEX}/12")), Keyword("blobs", "uploads")));
         assert!(matches!(write_error(format!("uploads//blobs/{HEX}/12")), Uuid));

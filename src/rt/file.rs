@@ -1,7 +1,6 @@
 //! Data files: preallocated, opened with O_DIRECT, read and written in whole `DISK_ALIGN` blocks.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::future::Future;
 use std::io;
@@ -14,6 +13,8 @@ use std::task::{Context, Poll};
 
 use glommio::io::{DmaBuffer, DmaFile};
 
+#[cfg(test)]
+use super::faults;
 use super::pulse;
 use crate::limits::{DISK_ALIGN, DISK_BUF_SPARE_MAX};
 
@@ -64,8 +65,9 @@ pub fn free_space(path: &Path) -> io::Result<u64> {
 }
 
 /// A buffer that the kernel can read or write directly. Core-local. Comes from the core's pool, and goes back to it.
+#[derive(Debug)]
 pub struct DiskBuf {
-    /// `None` only while a write has it.
+    /// `None` only while it is dropped.
     buffer: Option<Rc<DmaBuffer>>,
 }
 
@@ -91,9 +93,21 @@ impl DiskBuf {
         let buffer = self.buffer.as_mut().expect(HELD);
         Rc::get_mut(buffer).expect("a write gives its share back before it returns the buffer").as_bytes_mut()
     }
+
+    /// The first `len` bytes, in a buffer of that length.
+    fn front(&self, len: usize) -> Rc<DmaBuffer> {
+        let buffer = self.buffer.as_ref().expect(HELD);
+        if len == buffer.len() {
+            return buffer.clone();
+        }
+        // Why a copy: glommio writes whole buffers, and can shorten one but not lengthen it again.
+        let mut front = glommio::allocate_dma_buffer_global(len);
+        front.as_bytes_mut().copy_from_slice(&buffer.as_bytes()[..len]);
+        Rc::new(front)
+    }
 }
 
-const HELD: &str = "only a write takes the buffer out, and it owns the whole `DiskBuf`";
+const HELD: &str = "only a drop takes the buffer out";
 
 impl Drop for DiskBuf {
     fn drop(&mut self) {
@@ -104,32 +118,42 @@ impl Drop for DiskBuf {
     }
 }
 
-/// Spare buffers of a core, by length.
+/// Lengths of which a core keeps spare buffers, in bytes: those that are asked for again and again.
+const POOLED: [usize; 5] = [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
+
+/// Spare buffers of a core, for each of the lengths `POOLED`.
 #[derive(Default)]
-struct Pool {
-    spare: HashMap<usize, Vec<Rc<DmaBuffer>>>,
-    bytes: usize,
-}
+struct Pool([Vec<Rc<DmaBuffer>>; POOLED.len()]);
 
 thread_local! {
     static POOL: RefCell<Pool> = RefCell::default();
 }
 
 impl Pool {
+    fn of(&mut self, len: usize) -> Option<&mut Vec<Rc<DmaBuffer>>> {
+        Some(&mut self.0[POOLED.iter().position(|&pooled| pooled == len)?])
+    }
+
     fn take(&mut self, len: usize) -> Option<Rc<DmaBuffer>> {
-        let buffer = self.spare.get_mut(&len)?.pop()?;
-        self.bytes -= len;
-        Some(buffer)
+        self.of(len)?.pop()
     }
 
     fn give(&mut self, mut buffer: Rc<DmaBuffer>) {
         let len = buffer.len();
         // A share that somebody still holds must not be handed out again.
-        if self.bytes + len <= DISK_BUF_SPARE_MAX && Rc::get_mut(&mut buffer).is_some() {
-            self.bytes += len;
-            self.spare.entry(len).or_default().push(buffer);
+        let is_whole = Rc::get_mut(&mut buffer).is_some();
+        if let Some(spare) = self.of(len).filter(|spare| is_whole && spare.len() < DISK_BUF_SPARE_MAX / len) {
+            spare.push(buffer);
         }
     }
+}
+
+/// A write that failed, with its buffer as it was: for a try elsewhere.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct FailedWrite {
+    pub error: io::Error,
+    pub buf: DiskBuf,
 }
 
 /// Bytes that a read brought. Core-local.
@@ -174,6 +198,8 @@ impl DiskFile {
     pub async fn read(&self, offset: u64, len: usize) -> io::Result<ReadBuf> {
         assert_aligned(offset, len);
         let _busy = pulse::busy();
+        #[cfg(test)]
+        faults::strike(faults::Operation::Read, offset)?;
         // Why not `read_at`: with a position that is not aligned it returns bytes beyond the end of the file.
         let got = self.0.read_at_aligned(offset, len).await?;
         if got.len() < len {
@@ -182,18 +208,21 @@ impl DiskFile {
         Ok(ReadBuf(got))
     }
 
-    /// Writes the first `len` bytes of `buf` at `offset`, both multiples of `DISK_ALIGN`, and gives a buffer of the same
-    /// length back, whose content is unspecified. A write of the whole buffer is the cheapest, one of most of it the dearest.
+    /// Writes the first `len` bytes of `buf` at `offset`, both multiples of `DISK_ALIGN`, and gives the buffer back, as it
+    /// was. A write of the whole buffer is the cheapest.
     ///
     /// Once begun it runs to its end even when the caller goes away, so a region must be reused only after its write has
     /// ended.
-    pub async fn write(&self, offset: u64, buf: DiskBuf, len: usize) -> io::Result<DiskBuf> {
+    pub async fn write(&self, offset: u64, buf: DiskBuf, len: usize) -> Result<DiskBuf, FailedWrite> {
         assert_aligned(offset, len);
         let file = self.0.clone();
         Landing::new(async move {
             let _busy = pulse::busy();
-            let (written, buf) = write_whole(&file, offset, buf, len).await?;
-            if written < len { Err(io::ErrorKind::WriteZero.into()) } else { Ok(buf) }
+            match write_front(&file, offset, &buf, len).await {
+                Ok(written) if written == len => Ok(buf),
+                Ok(_) => Err(FailedWrite { error: io::ErrorKind::WriteZero.into(), buf }),
+                Err(error) => Err(FailedWrite { error, buf }),
+            }
         })
         .await
     }
@@ -201,29 +230,16 @@ impl DiskFile {
     /// Waits until all that has been written is on the device.
     pub async fn sync(&self) -> io::Result<()> {
         let _busy = pulse::busy();
+        #[cfg(test)]
+        faults::strike(faults::Operation::Sync, 0)?;
         self.0.fdatasync().await.map_err(Into::into)
     }
 }
 
-async fn write_whole(file: &DmaFile, offset: u64, mut buf: DiskBuf, len: usize) -> io::Result<(usize, DiskBuf)> {
-    let whole = buf.bytes().len();
-    if len == whole {
-        let shared = buf.buffer.clone().expect(HELD);
-        return Ok((file.write_rc_at(shared, offset).await?, buf));
-    }
-    assert!(len < whole, "a write of {len} bytes from a buffer of {whole}");
-    if len <= whole / 4 {
-        // Why a copy: it is cheaper than a new big buffer in place of one that was cut.
-        let mut part = DiskBuf::new(len);
-        part.bytes_mut().copy_from_slice(&buf.bytes()[..len]);
-        let shared = part.buffer.clone().expect(HELD);
-        return Ok((file.write_rc_at(shared, offset).await?, buf));
-    }
-    // Why not kept: glommio can shorten a buffer, but not lengthen it again.
-    let buffer = buf.buffer.take().expect(HELD);
-    let mut buffer = Rc::try_unwrap(buffer).map_err(|_| io::Error::other("the buffer is still shared"))?;
-    buffer.trim_to_size(len);
-    Ok((file.write_at(buffer, offset).await?, DiskBuf::new(whole)))
+async fn write_front(file: &DmaFile, offset: u64, buf: &DiskBuf, len: usize) -> io::Result<usize> {
+    #[cfg(test)]
+    faults::strike(faults::Operation::Write, offset)?;
+    Ok(file.write_rc_at(buf.front(len), offset).await?)
 }
 
 fn assert_aligned(offset: u64, len: usize) {

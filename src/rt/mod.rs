@@ -5,6 +5,8 @@
 pub mod channel;
 pub mod cores;
 mod deadlines;
+#[cfg(test)]
+pub mod faults;
 pub mod file;
 pub mod gate;
 mod host;

@@ -305,10 +305,11 @@ impl Disk {
         self.0.stop();
     }
 
-    /// Refuses new work, flushes, writes checkpoint footers and syncs.
+    /// Refuses new work, lets reclaims come to the end of a step, flushes, writes checkpoint footers and syncs.
     pub async fn shutdown(&self) {
         let core = &self.0;
         self.refuse_writes();
+        core.reclaims.wait_empty().await;
         let ending = Gate::default();
         for shard in core.own_shards() {
             let (core, shard) = (core.clone(), shard.clone());

@@ -16,10 +16,10 @@ use crate::rt::cores::block_on;
 use crate::rt::time::sleep;
 
 /// SplitMix64.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -27,19 +27,19 @@ impl Random {
         z ^ z >> 31
     }
 
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 }
 
 /// All cores of one process, in one executor.
-struct World {
-    disks: Vec<Disk>,
+pub(super) struct World {
+    pub(super) disks: Vec<Disk>,
     map: ShardMap,
 }
 
 impl World {
-    async fn open(dir: &Path, mib: u64, cores: usize, ack: Ack) -> Self {
+    pub(super) async fn open(dir: &Path, mib: u64, cores: usize, ack: Ack) -> Self {
         let config = DiskConfig { dir: dir.into(), max_size_bytes: mib << 20, ack };
         if dir.join("lock").exists() {
             wait_closed(dir).await;
@@ -66,11 +66,11 @@ impl World {
         }
     }
 
-    fn of(&self, key: &Key) -> &Disk {
+    pub(super) fn of(&self, key: &Key) -> &Disk {
         &self.disks[usize::from(self.map.core_of_hash(&key.hash).0)]
     }
 
-    async fn put(&self, blob: &Blob) -> Result<u64, DiskError> {
+    pub(super) async fn put(&self, blob: &Blob) -> Result<u64, DiskError> {
         let data = blob.data();
         let disk = self.of(&blob.key);
         if blob.key.kind == Kind::Action || data.len() <= FRAME_LEN {
@@ -109,7 +109,7 @@ impl World {
     }
 
     /// True when `blob` is there, whole. Anything but that or a miss fails.
-    async fn has(&self, blob: &Blob) -> bool {
+    pub(super) async fn has(&self, blob: &Blob) -> bool {
         match self.get(&blob.key).await {
             Ok(Some(data)) => {
                 assert!(data == blob.data(), "wrong bytes for {blob:?}");
@@ -120,7 +120,7 @@ impl World {
         }
     }
 
-    fn stats(&self) -> DiskStats {
+    pub(super) fn stats(&self) -> DiskStats {
         self.disks.iter().map(Disk::stats).fold(DiskStats::default(), |sum, stats| DiskStats {
             entries: sum.entries + stats.entries,
             large_blobs: sum.large_blobs + stats.large_blobs,
@@ -128,11 +128,13 @@ impl World {
             damaged_records: sum.damaged_records + stats.damaged_records,
             reinserted_records: sum.reinserted_records + stats.reinserted_records,
             evicted_entries: sum.evicted_entries + stats.evicted_entries,
+            read_errors: sum.read_errors + stats.read_errors,
+            write_errors: sum.write_errors + stats.write_errors,
             ..sum
         })
     }
 
-    async fn shutdown(self) {
+    pub(super) async fn shutdown(self) {
         for disk in &self.disks {
             disk.shutdown().await;
         }
@@ -141,19 +143,19 @@ impl World {
 
 /// Something to store; its bytes follow from `number` and `version`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Blob {
-    key: Key,
+pub(super) struct Blob {
+    pub(super) key: Key,
     number: u64,
     version: u64,
     len: u64,
 }
 
 impl Blob {
-    fn cas(number: u64, len: u64) -> Self {
+    pub(super) fn cas(number: u64, len: u64) -> Self {
         Self { key: Key { kind: Kind::Cas, hash: hash(number), size: len }, number, version: 0, len }
     }
 
-    fn action(number: u64, version: u64, len: u64) -> Self {
+    pub(super) fn action(number: u64, version: u64, len: u64) -> Self {
         Self { key: Key { kind: Kind::Action, hash: hash(number), size: 142 }, number, version, len }
     }
 
@@ -177,7 +179,7 @@ fn hash(number: u64) -> Hash {
     Hash(out)
 }
 
-fn directory() -> tempfile::TempDir {
+pub(super) fn directory() -> tempfile::TempDir {
     tempfile::tempdir().expect("a directory")
 }
 
@@ -194,7 +196,7 @@ async fn wait_closed(dir: &Path) {
 }
 
 /// The directory as a `kill -9` would leave it now.
-fn crash_copy(dir: &Path) -> tempfile::TempDir {
+pub(super) fn crash_copy(dir: &Path) -> tempfile::TempDir {
     let copy = directory();
     for entry in std::fs::read_dir(dir).expect("list") {
         let entry = entry.expect("entry");

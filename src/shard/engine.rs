@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use crate::pure::segment::{Class, Layout};
 use crate::pure::shard_map::{CoreId, ShardId, ShardMap};
 use crate::rt;
 use crate::rt::channel::{Sender, reply};
-use crate::rt::file::{DiskBuf, DiskFile, ReadBuf};
+use crate::rt::file::{DiskBuf, DiskFile, FailedWrite, ReadBuf};
 use crate::rt::gate::Gate;
 use crate::rt::local::{Event, Local};
 use crate::rt::time::sleep;
@@ -35,8 +36,6 @@ const FLUSH_DELAY_ACK: Duration = Duration::from_millis(1);
 const SYNC_PERIOD: Duration = Duration::from_secs(1);
 /// How often the open segments get a footer for what they have so far.
 const CHECKPOINT_PERIOD: Duration = Duration::from_secs(60);
-/// Buffers of one length that are kept for reuse.
-const SPARE_BUFFERS_MAX: usize = 64;
 /// Bits of a version that are the generation's.
 pub(super) const VERSION_SHIFT: u32 = 24;
 /// Writes that fail in a row before appends are refused, and for how long.
@@ -54,10 +53,11 @@ pub(super) struct Core {
     /// By shard; `None` for those of other cores.
     shards: Vec<Option<Rc<Shard>>>,
     pool: Sender<ToPool>,
-    pub(super) gate: Gate,
+    gate: Gate,
+    /// Reclaims that are under way.
+    pub(super) reclaims: Gate,
     stopping: Cell<bool>,
     stats: RefCell<DiskStats>,
-    spare_buffers: RefCell<Vec<DiskBuf>>,
     /// Shards with something in their write buffer.
     pub(super) unflushed: RefCell<Vec<ShardId>>,
     pub(super) wake_flusher: Event,
@@ -74,9 +74,11 @@ pub(super) struct Core {
 #[derive(Default)]
 struct Syncs {
     dirty: Cell<bool>,
-    /// Syncs that have begun and ended.
+    /// Syncs are numbered: the last to begin, and the last to end well.
     begun: Cell<u64>,
     ended: Cell<u64>,
+    /// The last one that failed.
+    failed: Cell<u64>,
     wanted: Cell<bool>,
     wake: Event,
     done: Event,
@@ -194,10 +196,10 @@ impl ShardState {
         Some((word, held))
     }
 
-    /// Forgets all records in a region of the volume that could not be written.
+    /// Forgets all records in a region of the volume, in bytes, that could not be written.
     #[must_use]
-    pub(super) fn forget_region(&mut self, position: u64, len: u64) -> (u64, Vec<Rc<Held>>) {
-        let region = position / RECORD_ALIGN as u64..(position + len) / RECORD_ALIGN as u64;
+    pub(super) fn forget_region(&mut self, region: Range<u64>) -> (u64, Vec<Rc<Held>>) {
+        let region = region.start / RECORD_ALIGN as u64..region.end / RECORD_ALIGN as u64;
         let tags: Vec<u64> =
             self.index.iter().filter(|(_, word)| region.contains(&word.location())).map(|(tag, _)| tag).collect();
         (tags.len() as u64, tags.into_iter().filter_map(|tag| self.forget(tag)?.1).collect())
@@ -252,9 +254,9 @@ impl Core {
             shards,
             pool: port.requests,
             gate: Gate::default(),
+            reclaims: Gate::default(),
             stopping: Cell::default(),
             stats: RefCell::default(),
-            spare_buffers: RefCell::default(),
             unflushed: RefCell::default(),
             wake_flusher: Event::default(),
             syncs: Syncs::default(),
@@ -319,25 +321,23 @@ impl Core {
         got.ok()
     }
 
-    /// Writes the first `len` bytes of `buf`, whole blocks of one segment. True when that worked.
-    pub(super) async fn write(&self, position: u64, buf: DiskBuf, len: usize) -> bool {
+    /// Writes the first `len` bytes of `buf`, whole blocks of one segment. Gives the buffer back when that failed.
+    pub(super) async fn write(&self, position: u64, buf: DiskBuf, len: usize) -> Result<(), DiskBuf> {
         let (file, offset) = Volume::file_of(position);
-        let written = self.files[file].write(offset, buf, len).await;
-        match written {
-            Ok(buf) => {
+        match self.files[file].write(offset, buf, len).await {
+            Ok(_) => {
                 self.write_failures.set(0);
-                self.give_buffer(buf);
                 if !self.syncs.dirty.replace(true) {
                     self.syncs.wake.notify();
                 }
-                true
+                Ok(())
             }
-            Err(error) => {
+            Err(FailedWrite { error, buf }) => {
                 self.write_failures.set(self.write_failures.get() + 1);
                 self.last_write_failure.set(Some(rt::time::now()));
                 self.count(|stats| stats.write_errors += 1);
                 tracing::error!(position, len, %error, "a write to the disk cache failed; the segment is retired");
-                false
+                Err(buf)
             }
         }
     }
@@ -346,24 +346,6 @@ impl Core {
     pub(super) fn writes_fail(&self) -> bool {
         let recent = |at: Instant| rt::time::now().duration_since(at) < WRITE_FAILURES_PAUSE;
         self.write_failures.get() >= WRITE_FAILURES_MAX && self.last_write_failure.get().is_some_and(recent)
-    }
-
-    /// A buffer of `len` bytes with unspecified content.
-    pub(super) fn take_buffer(&self, len: usize) -> DiskBuf {
-        let mut spare = self.spare_buffers.borrow_mut();
-        match spare.iter().position(|buf| buf.bytes().len() == len) {
-            Some(at) => spare.swap_remove(at),
-            None => DiskBuf::new(len),
-        }
-    }
-
-    fn give_buffer(&self, buf: DiskBuf) {
-        let mut spare = self.spare_buffers.borrow_mut();
-        let len = buf.bytes().len();
-        let known = [256 << 10, 512 << 10, 1 << 20].contains(&len);
-        if known && spare.iter().filter(|other| other.bytes().len() == len).count() < SPARE_BUFFERS_MAX {
-            spare.push(buf);
-        }
     }
 
     /// Waits for a segment. `None`: the pool has none and can free none.
@@ -408,6 +390,9 @@ impl Core {
             self.syncs.wake.notify();
             loop {
                 let done = self.syncs.done.wait();
+                if self.syncs.failed.get() >= wanted {
+                    return Err(DiskError::Io("the record could not be synced".into()));
+                }
                 if self.syncs.ended.get() >= wanted {
                     return Ok(());
                 }
@@ -417,7 +402,9 @@ impl Core {
         Ok(())
     }
 
-    /// Syncs all data files. A sync that fails is tried again a second later.
+    /// Syncs all data files. A sync that fails is tried again a second later, but for nobody who waits now.
+    ///
+    /// Why: the drive may have dropped what it was to keep, and the next sync would not tell.
     pub(super) async fn sync(&self) {
         let syncs = &self.syncs;
         syncs.wanted.set(false);
@@ -435,10 +422,11 @@ impl Core {
         self.count(|stats| stats.syncs += 1);
         if ok {
             syncs.ended.set(syncs.ended.get().max(this));
-            syncs.done.notify();
         } else {
+            syncs.failed.set(this);
             syncs.dirty.set(true);
         }
+        syncs.done.notify();
     }
 
     fn bury(&self, grave: Grave) {

@@ -167,7 +167,7 @@ impl LargeWriter {
         let want = want.min(u32::try_from(left).unwrap_or(u32::MAX)).max(1);
         let next = self.commit.runs.last().map(|run| run.first + run.count);
         let run = self.core.take_chunks(&self.shard, want, next, left, self.key.size).await?;
-        Ok(Stage { run, buf: self.core.take_buffer(run.count as usize * CHUNK_LEN), used: 0 })
+        Ok(Stage { run, buf: DiskBuf::new(run.count as usize * CHUNK_LEN), used: 0 })
     }
 
     /// Sends the staging buffer off, once the write before it has ended.
@@ -196,7 +196,7 @@ impl LargeWriter {
         let (core, shard) = (self.core.clone(), self.shard.clone());
         // Why not inside the gate: a region is reused only after its write has ended, also when the core is stopping.
         crate::rt::spawn(async move {
-            let written = core.write(layout.chunk_position(run.first), buf, len).await;
+            let written = core.write(layout.chunk_position(run.first), buf, len).await.is_ok();
             if !written {
                 let segment = layout.segment_of_chunk(run.first);
                 shard.state.with(|state| {
@@ -301,7 +301,7 @@ impl Core {
                     let mut buf = DiskBuf::new(HEAD_LEN as usize);
                     buf.bytes_mut().copy_from_slice(&header.encode(&core.sums, core.layout));
                     // Before the first commit that names its chunks.
-                    if core.write(core.layout.position(segment, 0), buf, HEAD_LEN as usize).await {
+                    if core.write(core.layout.position(segment, 0), buf, HEAD_LEN as usize).await.is_ok() {
                         shard.state.with(|state| state.chunks.add(segment));
                     } else {
                         core.return_segment(segment, Outcome::Retired);

@@ -5,6 +5,7 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::rc::Rc;
 
 use super::engine::{Core, Shard, ShardState};
@@ -62,12 +63,25 @@ struct Flight {
     start: u32,
     end: u32,
     ticket: Ticket,
+    /// The write failed: its records are being appended again elsewhere.
+    failed: bool,
 }
 
 /// A buffer to be written; its flight is already noted.
 pub(super) struct Flush {
     segment: u32,
+    generation: u64,
     fill: Fill,
+}
+
+/// A buffer whose write failed.
+pub(super) struct Unwritten {
+    pub(super) segment: u32,
+    pub(super) generation: u64,
+    pub(super) buf: DiskBuf,
+    /// Where in the segment it was to stand, and where in it the records are.
+    pub(super) start: u32,
+    pub(super) records: Range<usize>,
 }
 
 /// A shard's log.
@@ -188,8 +202,9 @@ impl OpenSegment {
         let end = fill.used.next_multiple_of(DISK_ALIGN);
         fill.buf.bytes_mut()[fill.used..end].fill(0);
         self.tail = fill.start + end as u32;
-        flights.push(Flight { segment: self.segment, start: fill.start, end: self.tail, ticket: fill.ticket.clone() });
-        Some(Flush { segment: self.segment, fill })
+        let (segment, start, end, ticket) = (self.segment, fill.start, self.tail, fill.ticket.clone());
+        flights.push(Flight { segment, start, end, ticket, failed: false });
+        Some(Flush { segment, generation: self.generation, fill })
     }
 }
 
@@ -224,15 +239,32 @@ impl Log {
         }
     }
 
-    /// True while the segment is not to be reclaimed: it is being filled or is about to be, or its footer is being written.
+    /// True while the segment is not to be reclaimed: it is being filled or is about to be, or is being written to.
     pub(super) fn is_busy(&self, segment: u32) -> bool {
         self.open.as_ref().is_some_and(|open| open.segment == segment)
             || self.sealing.contains(&segment)
+            || self.flights.iter().any(|flight| flight.segment == segment)
             || self.leases.iter().any(|lease| lease.segment == segment)
     }
 
     fn take_flush(&mut self) -> Option<Flush> {
         self.open.as_mut()?.take_flush(&mut self.flights)
+    }
+
+    /// Nothing more is appended to the segment, and the flight that starts at `start` holds up no other.
+    pub(super) fn note_failed(&mut self, segment: u32, start: u32) {
+        if let Some(open) = self.open.as_mut().filter(|open| open.segment == segment) {
+            open.failed = true;
+        }
+        let failed = self.flights.iter_mut().filter(|flight| flight.segment == segment && flight.start == start);
+        failed.for_each(|flight| flight.failed = true);
+    }
+
+    /// Whether no further buffer may be filled for `segment` now. Its header goes first and alone: without it a restart
+    /// would know nothing of the segment.
+    fn holds_up(&self, segment: u32) -> bool {
+        let flying = || self.flights.iter().filter(|flight| !flight.failed);
+        flying().count() >= FLIGHTS_MAX || flying().any(|flight| flight.segment == segment && flight.start == 0)
     }
 }
 
@@ -309,12 +341,13 @@ impl Core {
             state.generations.insert(lease.segment, lease.generation);
             log.open = Some(OpenSegment::new(lease.segment, lease.generation, 0, Footer::default(), 0));
         }
+        let held_up = log.open.as_ref().is_some_and(|open| open.fill.is_none() && log.holds_up(open.segment));
+        if held_up {
+            return Attempt::Busy;
+        }
         let open = log.open.as_mut().expect("opened above");
         if open.fill.as_ref().is_some_and(|fill| fill.used + len > fill.buf.bytes().len()) {
             return Attempt::Flush(open.take_flush(&mut log.flights));
-        }
-        if open.fill.is_none() && log.flights.len() >= FLIGHTS_MAX {
-            return Attempt::Busy;
         }
         let mut fill = open.fill.take().unwrap_or_else(|| self.start_fill(shard, open, len));
         let offset = fill.start + fill.used as u32;
@@ -345,7 +378,7 @@ impl Core {
     fn start_fill(&self, shard: ShardId, open: &OpenSegment, len: usize) -> Fill {
         let start = open.tail.next_multiple_of(BLOCK);
         let used = if start == 0 { HEAD_LEN as usize } else { 0 };
-        let mut buf = self.take_buffer((used + len).next_multiple_of(DISK_ALIGN).max(LOG_BUF_LEN));
+        let mut buf = DiskBuf::new((used + len).next_multiple_of(DISK_ALIGN).max(LOG_BUF_LEN));
         if start == 0 {
             let (segment, generation) = (open.segment, open.generation);
             let header = SegmentHeader { segment, class: Class::Log, shard, generation };
@@ -394,24 +427,25 @@ impl Core {
     }
 
     async fn flush(self: &Rc<Self>, shard: &Rc<Shard>, flush: Flush) {
-        let Flush { segment, fill } = flush;
-        let len = fill.used.next_multiple_of(DISK_ALIGN);
-        let written = self.write(self.layout.position(segment, fill.start), fill.buf, len).await;
-        self.count(|stats| stats.flushes += 1);
-        let (forgotten, held) = shard.state.with(|state| {
-            state.log.flights.retain(|flight| !(flight.segment == segment && flight.start == fill.start));
-            if written {
-                return (0, Vec::new());
+        let Flush { segment, generation, fill: Fill { buf, start, used, ticket } } = flush;
+        let is_bad = shard.state.with(|state| state.bad.contains(&segment));
+        let written = if is_bad {
+            Err(buf)
+        } else {
+            self.count(|stats| stats.flushes += 1);
+            self.write(self.layout.position(segment, start), buf, used.next_multiple_of(DISK_ALIGN)).await
+        };
+        let kept = match written {
+            Ok(()) => true,
+            Err(buf) => {
+                let records = if start == 0 { HEAD_LEN as usize..used } else { 0..used };
+                self.rescue(shard, Unwritten { segment, generation, buf, start, records }).await
             }
-            if let Some(open) = state.log.open.as_mut().filter(|open| open.segment == segment) {
-                open.failed = true;
-            }
-            state.bad.insert(segment);
-            state.forget_region(self.layout.position(segment, fill.start), len as u64)
+        };
+        shard.state.with(|state| {
+            state.log.flights.retain(|flight| !(flight.segment == segment && flight.start == start));
         });
-        self.count(|stats| stats.evicted_entries += forgotten);
-        drop(held);
-        fill.ticket.end(written);
+        ticket.end(kept);
         shard.changed.notify();
     }
 
@@ -493,6 +527,6 @@ impl Core {
         buf.bytes_mut()[..len - bytes.len()].fill(0);
         buf.bytes_mut()[len - bytes.len()..].copy_from_slice(&bytes);
         // A footer that fails to be written costs a scan at the next start.
-        self.write(self.layout.position(segment, self.layout.segment_len - len as u32), buf, len).await;
+        let _ = self.write(self.layout.position(segment, self.layout.segment_len - len as u32), buf, len).await;
     }
 }

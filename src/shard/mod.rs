@@ -10,6 +10,8 @@ pub mod disk;
 #[cfg(test)]
 mod disk_tests;
 mod engine;
+#[cfg(test)]
+mod fault_tests;
 pub mod geometry;
 mod large;
 mod log;
@@ -19,6 +21,7 @@ pub mod ram;
 pub mod read;
 mod reclaim;
 pub mod recover;
+mod rescue;
 pub mod router;
 pub mod session;
 #[cfg(test)]

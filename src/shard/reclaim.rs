@@ -7,7 +7,7 @@ use super::log::{AppendError, Record, Ticket, Urgency};
 use crate::limits::DISK_ALIGN;
 use crate::pure::eviction::{Fate, Order, Outcome, blob_fate, log_fate};
 use crate::pure::index::Word;
-use crate::pure::record::{Header, Place, RECORD_ALIGN};
+use crate::pure::record::{Header, Place, RECORD_ALIGN, RecordKind};
 use crate::pure::segment::LargeEntry;
 use crate::rt::channel::Receiver;
 
@@ -31,7 +31,7 @@ pub(super) async fn order_loop(core: Weak<Core>, mut orders: Receiver<Order>) {
     while let Some(order) = orders.recv().await {
         let Some(core) = core.upgrade() else { return };
         let task = core.clone();
-        core.spawn(async move {
+        core.reclaims.spawn(async move {
             let outcome = match task.shard(order.shard).cloned() {
                 Some(shard) => {
                     shard.wait_ready().await;
@@ -51,6 +51,7 @@ impl Core {
             (state.chunks.contains(order.segment), generation, state.log.is_busy(order.segment))
         });
         let outcome = match generation {
+            _ if self.is_stopping() => Outcome::Kept,
             _ if is_chunks => self.reclaim_chunks(shard, order).await,
             Some(generation) if !busy => self.reclaim_log(shard, order, generation).await,
             // Leased, but not used yet.
@@ -88,7 +89,7 @@ impl Core {
         drop(evicted);
         let mut tickets = Vec::new();
         let mut rest = survivors.as_slice();
-        while let Some(first) = rest.first() {
+        while let Some(first) = rest.first().filter(|_| !self.is_stopping()) {
             let near = |pair: &&[Survivor]| {
                 pair[1].start.saturating_sub(pair[0].end) <= GAP_LEN && pair[1].end - first.start <= WINDOW_LEN
             };
@@ -101,6 +102,10 @@ impl Core {
         for ticket in tickets {
             // A failed write has taken its records out of the index.
             ticket.wait().await;
+        }
+        if !rest.is_empty() {
+            // The server stops: what is left stays where it is.
+            return Outcome::Kept;
         }
         shard.state.with(|state| state.generations.remove(&order.segment));
         Outcome::Freed
@@ -129,8 +134,17 @@ impl Core {
                 self.drop_damaged(shard, survivor.tag, survivor.location);
                 continue;
             };
-            match self.copy_forward(shard, *survivor, header, payload).await {
-                Ok(ticket) => tickets.push(ticket),
+            let Survivor { tag, location, .. } = *survivor;
+            // A small record has had its second chance; a large blob's mark belongs to its chunks.
+            let keep_mark = header.kind == RecordKind::Large;
+            match self.copy_forward(shard, tag, location, header, payload, keep_mark).await {
+                Ok(ticket) => {
+                    tickets.push(ticket);
+                    self.count(|stats| {
+                        stats.reinserted_records += 1;
+                        stats.reinserted_bytes += header.log_len() as u64;
+                    });
+                }
                 Err(AppendError::Refused) => {}
                 // No room to copy: evicted after all.
                 Err(AppendError::NoSegment | AppendError::WritesFail | AppendError::Stopping) => {
@@ -145,32 +159,27 @@ impl Core {
         }
     }
 
-    async fn copy_forward(
+    /// Appends the record of `tag` again, if the index still says that it is at `location`, and tells the index.
+    pub(super) async fn copy_forward(
         self: &Rc<Self>,
         shard: &Rc<Shard>,
-        survivor: Survivor,
+        tag: u64,
+        location: u64,
         header: Header,
         payload: &[u8],
+        keep_mark: bool,
     ) -> Result<Ticket, AppendError> {
-        let Survivor { tag, location, .. } = survivor;
         let large = shard.state.with(|state| {
             let large = state.large.get(&tag)?;
             Some(LargeEntry { record_len: large.record_len, runs: large.held.runs.clone() })
         });
         let record = Record { header, tag, payload: &[payload], large };
         let still_there = |state: &ShardState| state.index.get(tag).is_some_and(|word| word.location() == location);
-        let ticket = self
-            .append_record(shard, Urgency::Reclaim, &record, still_there, |state, word, _| {
-                // A small record has had its second chance; a large blob's mark belongs to its chunks.
-                let mark = word.is_large() && state.index.get(tag).is_some_and(Word::is_marked);
-                state.index.replace_at(tag, location, word.marked(mark));
-            })
-            .await?;
-        self.count(|stats| {
-            stats.reinserted_records += 1;
-            stats.reinserted_bytes += record.header.log_len() as u64;
-        });
-        Ok(ticket)
+        self.append_record(shard, Urgency::Reclaim, &record, still_there, |state, word, _| {
+            let mark = keep_mark && state.index.get(tag).is_some_and(Word::is_marked);
+            state.index.replace_at(tag, location, word.marked(mark));
+        })
+        .await
     }
 
     async fn reclaim_chunks(self: &Rc<Self>, shard: &Rc<Shard>, order: Order) -> Outcome {
@@ -182,6 +191,9 @@ impl Core {
         homes.dedup();
         let mut last = None;
         for tag in homes {
+            if self.is_stopping() {
+                break;
+            }
             let evict = shard.state.with(|state| {
                 let first = state.large.get(&tag)?.held.runs[0].first;
                 if self.layout.segment_of_chunk(first) != order.segment {

@@ -223,7 +223,7 @@ impl Core {
 }
 
 /// The tag that a tomb removes: it stands in the place of the hash.
-fn tomb_tag(header: &Header) -> u64 {
+pub(super) fn tomb_tag(header: &Header) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|i| header.key.hash.0[i]))
 }
 
