@@ -106,6 +106,8 @@ pub const CONNECTIONS_MAX: usize = 60_000;
 /// Requests from other cores that wait for a core, besides one for each sender. Why: 1024 deep a message costs 0.3 us, 16
 /// deep 4 us, as every one wakes somebody.
 pub const ROUTER_QUEUE_LEN: usize = 1024;
+/// Requests of all cores that may wait for the segment pool.
+pub const POOL_QUEUE_LEN: usize = 256;
 /// Requests from other cores that a core works on at once; more wait in its queue.
 pub const ROUTER_REQUESTS_MAX: usize = 1024;
 /// Bytes hashed (or their worth of other work) between two turns of the reactor: about 190 us of SHA-256.

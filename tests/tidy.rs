@@ -14,9 +14,12 @@ struct Source {
 }
 
 impl Source {
-    /// What the compiler sees outside of tests: no comments, no strings, and nothing from `#[cfg(test)]` on.
+    /// What the compiler sees outside of tests: no comments, no strings, no file and no last module that is for tests only.
     fn code(&self) -> String {
-        strip(self.text.split("#[cfg(test)]").next().unwrap_or(""))
+        let is_test = self.path.contains("/tests/") || self.path.ends_with("_tests.rs");
+        let tests = ["", "pub ", "pub(crate) "].map(|public| format!("#[cfg(test)]\n{public}mod tests {{"));
+        let end = tests.iter().filter_map(|start| self.text.find(start.as_str())).min().unwrap_or(self.text.len());
+        if is_test { String::new() } else { strip(&self.text[..end]) }
     }
 
     fn within(&self, directory: &str) -> bool {

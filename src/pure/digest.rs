@@ -124,8 +124,21 @@ const fn nibble(c: u8) -> u8 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::wire::reapi;
+
+    /// As a message of the API has it.
+    pub fn wire(digest: Digest) -> Option<reapi::Digest> {
+        Some(reapi::Digest { hash: digest.hash.to_hex(), size_bytes: digest.size as i64 })
+    }
+
+    /// Any digest but the empty blob's.
+    pub fn any_digest() -> impl Strategy<Value = Digest> {
+        (any::<[u8; 32]>(), 1..=i64::MAX as u64).prop_map(|(hash, size)| Digest { hash: Hash(hash), size })
+    }
 
     /// Goal: the border lets exactly the REAPI form through. Method: one example for each rule.
     #[test]

@@ -209,16 +209,8 @@ mod tests {
     use prost::Message;
 
     use super::*;
-    use crate::pure::digest::Hash;
+    use crate::pure::digest::tests::{any_digest, wire};
     use crate::wire::reapi;
-
-    fn wire(digest: Digest) -> Option<reapi::Digest> {
-        Some(reapi::Digest { hash: digest.hash.to_hex(), size_bytes: digest.size as i64 })
-    }
-
-    fn any_digest() -> impl Strategy<Value = Digest> {
-        (any::<[u8; 32]>(), 1..=i64::MAX as u64).prop_map(|(hash, size)| Digest { hash: Hash(hash), size })
-    }
 
     prop_compose! {
         fn any_directory()(

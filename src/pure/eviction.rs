@@ -164,10 +164,6 @@ impl Pool {
         (self.states.len() / 128).clamp(1, 32)
     }
 
-    pub fn free_count(&self) -> usize {
-        self.free.len()
-    }
-
     /// Asks for a segment; `next_step` grants or refuses it.
     pub fn ask(&mut self, waiter: Waiter) {
         self.waiting.push_back(waiter);

@@ -36,6 +36,8 @@ pub fn grow_preallocated(path: &Path, len: u64) -> io::Result<()> {
 }
 
 fn allocate(file: &std::fs::File, len: u64) -> io::Result<()> {
+    #[cfg(test)]
+    assert!(len <= 1 << 30, "a unit test is about to take {len} bytes of this machine's disk");
     let len = libc::off_t::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
     loop {
         // SAFETY: the descriptor belongs to `file`, which outlives the call.

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use super::deadlines::Key;
 use super::pulse;
@@ -12,11 +12,6 @@ use super::pulse;
 /// Monotonic time.
 pub fn now() -> Instant {
     Instant::now()
-}
-
-/// Milliseconds since the Unix epoch.
-pub fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |age| age.as_millis() as u64)
 }
 
 /// Ends at a fixed instant. Made for many at once: it costs an insertion into a core-local queue when it is first
@@ -97,14 +92,6 @@ pub struct Elapsed;
 /// Runs `future` for at most `duration`; it is dropped when the time is over.
 pub async fn timeout<T>(duration: Duration, future: impl Future<Output = T>) -> Result<T, Elapsed> {
     match race(future, sleep(duration)).await {
-        Either::Left(value) => Ok(value),
-        Either::Right(()) => Err(Elapsed),
-    }
-}
-
-/// Runs `future` until `at`; it is dropped when the time is over.
-pub async fn timeout_at<T>(at: Instant, future: impl Future<Output = T>) -> Result<T, Elapsed> {
-    match race(future, deadline(at)).await {
         Either::Left(value) => Ok(value),
         Either::Right(()) => Err(Elapsed),
     }

@@ -6,19 +6,13 @@ use prost::Message;
 
 use super::health::Health;
 use super::{Options, Outgoing, Reply, Services, Status};
-use crate::pure::digest::Digest;
+pub use crate::pure::digest::tests::wire;
 use crate::store::fake::FakeStore;
-use crate::wire::reapi;
 
 /// Services on a fake store that is empty.
 pub fn services() -> (FakeStore, Services<FakeStore>) {
     let store = FakeStore::default();
     (store.clone(), Services::new(store, Rc::new(Options::default()), Health::new(true)))
-}
-
-/// A digest as a message.
-pub fn wire(digest: Digest) -> Option<reapi::Digest> {
-    Some(reapi::Digest { hash: digest.hash.to_hex(), size_bytes: digest.size as i64 })
 }
 
 /// Collects the messages of a stream; after `room` of them the client is gone.

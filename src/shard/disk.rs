@@ -248,6 +248,9 @@ impl Disk {
 
     /// Drops `key`, if it is still `version` (any, when `None`). True when something was dropped. Once it returns, the key
     /// stays away also after a crash, as far as `--ack` promises.
+    ///
+    /// Limit: a record that was moved since it was read (by a reclaim, or as its write failed) counts as another version
+    /// and stays. The next lookup names it anew.
     pub async fn remove(&self, key: &Key, version: Option<u64>) -> Result<bool, DiskError> {
         let (shard, tag) = self.locate(key)?;
         shard.wait_ready().await;

@@ -8,29 +8,13 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::disk::{Ack, Codec, Disk, DiskConfig, DiskError, DiskStats, Found, Key, Kind};
+use super::tests::SplitMix64;
 use super::{geometry, pool};
 use crate::limits::{DISK_ALIGN, FRAME_LEN};
 use crate::pure::digest::Hash;
 use crate::pure::shard_map::{CoreId, ShardMap};
 use crate::rt::cores::block_on;
 use crate::rt::time::sleep;
-
-/// SplitMix64.
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    pub(super) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
 
 /// All cores of one process, in one executor.
 pub(super) struct World {
@@ -161,7 +145,7 @@ impl Blob {
 
     /// A fill byte, and at each 512 bytes a stamp that no other blob and no other place has.
     fn data(&self) -> Vec<u8> {
-        let seed = Random(self.number << 20 ^ self.version << 1 ^ u64::from(self.key.kind == Kind::Action)).next();
+        let seed = SplitMix64(self.number << 20 ^ self.version << 1 ^ u64::from(self.key.kind == Kind::Action)).next();
         let mut out = vec![seed as u8 | 1; self.len as usize];
         for (block, at) in out.chunks_mut(512).zip(0u64..) {
             let stamp = (seed ^ at << 32).to_le_bytes();
@@ -173,7 +157,7 @@ impl Blob {
 }
 
 fn hash(number: u64) -> Hash {
-    let mut random = Random(number ^ 0xabcdef);
+    let mut random = SplitMix64(number ^ 0xabcdef);
     let mut out = [0u8; 32];
     out.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
     Hash(out)
@@ -207,7 +191,7 @@ pub(super) fn crash_copy(dir: &Path) -> tempfile::TempDir {
 
 /// A mixed bag of `count` blobs.
 fn mixed(seed: u64, count: u64) -> Vec<Blob> {
-    let mut random = Random(seed);
+    let mut random = SplitMix64(seed);
     (0..count)
         .map(|n| {
             let number = seed << 32 | n;
@@ -432,7 +416,7 @@ fn a_reader_keeps_its_blob() {
         }
         let data = blob.data();
         for (frame, expected) in data.chunks(FRAME_LEN).enumerate() {
-            assert_eq!(reader.read_frame(frame).await.expect("still there").1, expected);
+            assert_eq!(reader.read_frames(frame, 1).await.expect("still there")[0].1, expected);
         }
         drop(reader);
         for number in 0..40 {
@@ -448,7 +432,7 @@ fn a_reader_keeps_its_blob() {
 #[test]
 fn a_flipped_byte_costs_one_record() {
     let dir = directory();
-    let mut random = Random(11);
+    let mut random = SplitMix64(11);
     block_on(async {
         let blobs: Vec<Blob> = (0..40)
             .map(|n| match n % 8 {
@@ -530,7 +514,7 @@ fn a_crash_loses_nothing_that_was_flushed() {
 
 fn walk(seed: u64) {
     let dir = directory();
-    let mut random = Random(seed);
+    let mut random = SplitMix64(seed);
     block_on(async {
         let mut model: BTreeMap<(bool, u64), Blob> = BTreeMap::new();
         let mut removed: BTreeSet<(bool, u64)> = BTreeSet::new();

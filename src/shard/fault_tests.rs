@@ -6,7 +6,8 @@ use std::rc::Rc;
 use futures_util::future::join_all;
 
 use super::disk::{Ack, DiskError};
-use super::disk_tests::{Blob, Random, World, crash_copy, directory};
+use super::disk_tests::{Blob, World, crash_copy, directory};
+use super::tests::SplitMix64;
 use crate::limits::FRAME_LEN;
 use crate::rt::cores::block_on;
 use crate::rt::faults::{EIO, ENOSPC, Operation, fail_next, plan};
@@ -14,7 +15,7 @@ use crate::rt::time::yield_to_reactor;
 
 /// Small blobs and actions, which all go to the log.
 fn small(seed: u64, count: u64) -> Vec<Blob> {
-    let mut random = Random(seed);
+    let mut random = SplitMix64(seed);
     (0..count)
         .map(|n| match random.below(3) {
             0 => Blob::action(seed << 32 | n, 0, 1 + random.below(3000)),
@@ -69,7 +70,7 @@ fn writes_that_fail_now_and_then_lose_nothing() {
     let dir = directory();
     block_on(async {
         let world = World::open(dir.path(), 64, 1, Ack::Flushed).await;
-        let (mut random, mut left) = (Random(SEED), 10);
+        let (mut random, mut left) = (SplitMix64(SEED), 10);
         let faults = plan(move |operation, _| {
             let fails = operation == Operation::Write && left > 0 && random.below(5) == 0;
             left -= u32::from(fails);

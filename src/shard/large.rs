@@ -386,12 +386,6 @@ impl LargeBlob {
         FrameInfo { codec: frame.codec, raw_len, stored_len: frame.stored_len as usize }
     }
 
-    /// Reads and checks one frame.
-    pub async fn read_frame(&self, index: usize) -> Result<(Codec, Bytes), DiskError> {
-        let mut frames = self.read_frames(index, 1).await?;
-        frames.pop().ok_or(DiskError::Damaged)
-    }
-
     /// Reads and checks frames from `first` on with as few disk reads as possible: at least one and at most `max`, and of
     /// those as many as stand in 1 MiB at rest. Empty when `first` is not below `frame_count`.
     pub async fn read_frames(&self, first: usize, max: usize) -> Result<Vec<(Codec, Bytes)>, DiskError> {

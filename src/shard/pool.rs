@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::geometry::Volume;
+use crate::limits::POOL_QUEUE_LEN;
 use crate::pure::eviction::{Lease, Order, Outcome, Pool, RECLAIMS_MAX, Step, Waiter};
 use crate::pure::segment::Class;
 use crate::pure::shard_map::{CoreId, ShardId, ShardMap};
@@ -41,8 +42,6 @@ pub struct PoolPort {
     pub(super) orders: Receiver<Order>,
 }
 
-/// Requests of all cores that may wait for the pool.
-const REQUESTS_MAX: usize = 256;
 /// How long a refused upload has to give its space back before another is refused.
 const REFUSAL_PAUSE: Duration = Duration::from_millis(30);
 
@@ -56,7 +55,7 @@ pub fn wire(volume: &Volume, cores: usize) -> (PoolMain, Vec<PoolPort>) {
         generation: header.generation,
     });
     let pool = Pool::new(volume.segment_count(), leased);
-    let (sender, requests) = bounded(REQUESTS_MAX);
+    let (sender, requests) = bounded(POOL_QUEUE_LEN);
     let (orders, ports) = (0..cores)
         .map(|_| {
             let (order_sender, order_receiver) = bounded(RECLAIMS_MAX);

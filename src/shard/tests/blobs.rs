@@ -1,3 +1,5 @@
+//! Single blobs: what is put is what is got, in every form.
+
 use bytes::Bytes;
 
 use super::{SplitMix64, collect, digest_of, read, worker};

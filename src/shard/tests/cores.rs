@@ -1,3 +1,5 @@
+//! Several cores: requests and streams that cross them.
+
 use std::sync::mpsc;
 use std::thread;
 

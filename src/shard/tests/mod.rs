@@ -16,7 +16,7 @@ use crate::pure::digest::{Digest, Hash};
 use crate::store::{Blob, Encoding, Get, StoreError};
 
 /// Random words of a replayable test.
-struct SplitMix64(u64);
+pub(super) struct SplitMix64(pub(super) u64);
 
 impl SplitMix64 {
     /// A seed from the system, printed: a failure shows it.
@@ -26,7 +26,7 @@ impl SplitMix64 {
         Self(seed)
     }
 
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.0;
         word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -34,7 +34,7 @@ impl SplitMix64 {
         word ^ word >> 31
     }
 
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 

@@ -1,3 +1,5 @@
+//! The worker on real files.
+
 use std::path::Path;
 
 use bytes::Bytes;

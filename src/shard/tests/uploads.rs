@@ -1,3 +1,5 @@
+//! Uploads in pieces: resumed, cut off, taken over, bounded.
+
 use std::time::Duration;
 
 use bytes::Bytes;
