@@ -25,13 +25,17 @@ pub const BATCH_TOTAL_SIZE_MAX: usize = (4 << 20) - (64 << 10);
 pub const REPLY_LEN_MAX: usize = (4 << 20) - (4 << 10);
 /// The largest ActionResult that is stored, in bytes, so that it can always be returned.
 pub const ACTION_RESULT_LEN_MAX: usize = 3 << 20;
+/// Bytes of a stored ActionResult that may be read before there is memory for the reply.
+pub const ACTION_RESULT_HELD_LEN_MAX: usize = 16 << 10;
+/// Bytes held while a long ActionResult, or one that names Trees or root Directories, is checked and answered.
+pub const ACTION_HELD_LEN: usize = 4 << 20;
 /// Items of one batch call, or Directories of one walk, that are worked on at a time.
 pub const BATCH_CONCURRENCY: usize = 16;
 /// Payload of at most this many bytes is copied beside its protobuf header: cheaper than one more piece to send.
 pub const REPLY_COPY_LEN_MAX: usize = 1024;
 /// Digests that the check of an ActionResult gathers before it asks whether they are present.
 pub const CHECK_DIGESTS_MAX: usize = 8192;
-/// The largest Tree that the check of an ActionResult reads, in bytes (about 2 million files). A larger one is a miss.
+/// Bytes of Trees that the check of one ActionResult reads (about 2 million files). With more it is a miss.
 pub const TREE_LEN_MAX: u64 = 256 << 20;
 /// The longest FileNode or DirectoryNode, in bytes: a scan holds one until it is whole. A name has at most 255 bytes on
 /// most file systems; the rest is room for node properties.
@@ -44,6 +48,8 @@ pub const DIRECTORIES_MAX: usize = 1 << 18;
 pub const DIRECTORY_DEPTH_MAX: usize = 2048;
 /// Checks of ActionResults that may walk Directories at a time on one core; more wait their turn.
 pub const CHECK_WALKS_MAX: usize = 8;
+/// Distinct Directories below all root Directories of one ActionResult. With more it is a miss.
+pub const ACTION_DIRECTORIES_MAX: usize = 1 << 16;
 /// The largest Directory that is walked, in bytes, so that it can be sent in one message.
 pub const DIRECTORY_LEN_MAX: u64 = REPLY_LEN_MAX as u64 - (4 << 10);
 /// Bytes of Directories in one GetTreeResponse, unless a single one is larger; also what a walk reads ahead.
@@ -81,12 +87,33 @@ pub const HTTP2_STREAM_ERRORS_MAX: usize = 1024;
 pub const WRITE_GATHER_LEN: usize = 64 << 10;
 /// Connections that may wait in a core's inbox.
 pub const ACCEPT_INBOX_LEN: usize = 256;
-/// Bytes of unary request messages that one core holds at a time; more are refused.
-pub const LARGE_REQUESTS_LEN_MAX: usize = 128 << 20;
-/// Bytes of unary replies that one core holds at a time, until their clients have read them; more are refused.
-pub const REPLIES_LEN_MAX: usize = 256 << 20;
-/// Bytes of a unary reply that may be left to HTTP/2 when its call ends, whether the client reads or not.
-pub const REPLY_UNREAD_LEN_MAX: usize = 64 << 10;
+/// Messages of at most this many bytes, requests and replies, are outside of what follows: all streams of a connection
+/// together hold half of its window by them.
+pub const SMALL_MESSAGE_LEN: usize = 4 << 10;
+/// Bytes of unary requests that each connection may make its core hold, whatever the others do: one full batch.
+pub const CONNECTION_REQUESTS_LEN: usize = 5 << 20;
+/// Bytes of replies, and of what is read ahead for them, that each connection may make its core hold until its client
+/// has read them, whatever the others do: one of the longest.
+pub const CONNECTION_REPLIES_LEN: usize = 5 << 20;
+/// The part of the memory limit that requests, and replies, of all connections may take beyond that: one in this many
+/// bytes for each of the two, split over the cores.
+pub const MESSAGE_MEMORY_PART: u64 = 8;
+/// What a core has for each of the two at least, whatever the memory limit: two of the largest messages.
+pub const MESSAGE_MEMORY_MIN: usize = 2 * GRPC_MESSAGE_LEN_MAX;
+/// Requests of one connection that may wait for memory half-sent; then its youngest is refused. Why so few: what they
+/// were sent stays in their windows, and all of these together must leave half of the connection's window to others.
+pub const REQUESTS_WAITING_MAX: usize = HTTP2_CONNECTION_WINDOW_STREAMS as usize / 2;
+/// How long a half-sent request waits for memory before it is refused.
+pub const REQUEST_WAIT_MS: u64 = 10_000;
+/// How long a client may send nothing of a request message that it has begun: at least this, at most twice as long.
+pub const REQUEST_STALL_MS: u64 = 60_000;
+/// How long a Write may stand still, in the same way; then it is ended, and its upload kept for the client to resume.
+pub const WRITE_IDLE_MS: u64 = 10 * 60 * 1000;
+/// Bytes that a Read holds at most while its client does not read: what HTTP/2 was given, what the disk read ahead, and
+/// a piece on its way between them.
+pub const READ_HELD_LEN: usize = HTTP2_SEND_BUFFER_LEN + (READ_AHEAD_FRAMES + 2) * FRAME_LEN;
+/// Bytes that a GetTree holds at most while its client does not read: a page, and what the walk has read ahead.
+pub const GET_TREE_HELD_LEN: usize = 4 << 20;
 /// The largest request of the reflection service, in bytes.
 pub const REFLECTION_REQUEST_LEN_MAX: usize = 64 << 10;
 /// The longest `resource_name` that is accepted, in bytes: it is kept for as long as an upload is.
@@ -95,7 +122,11 @@ pub const RESOURCE_NAME_LEN_MAX: usize = 4096;
 pub const READ_PIECE_LEN_MAX: usize = 1 << 20;
 
 const _: () = assert!(READ_PIECE_LEN_MAX < REPLY_LEN_MAX && FRAME_LEN <= READ_PIECE_LEN_MAX);
-const _: () = assert!(GRPC_MESSAGE_LEN_MAX <= LARGE_REQUESTS_LEN_MAX);
+const _: () = assert!(SMALL_MESSAGE_LEN * HTTP2_STREAMS_MAX as usize <= CONNECTION_WINDOW_DEFAULT / 2);
+const _: () = assert!(REPLY_LEN_MAX <= CONNECTION_REPLIES_LEN && BATCH_TOTAL_SIZE_MAX < CONNECTION_REQUESTS_LEN);
+const _: () = assert!(READ_HELD_LEN <= CONNECTION_REPLIES_LEN && GET_TREE_HELD_LEN <= CONNECTION_REPLIES_LEN);
+const _: () = assert!(ACTION_RESULT_LEN_MAX <= ACTION_HELD_LEN && ACTION_HELD_LEN <= CONNECTION_REPLIES_LEN);
+const CONNECTION_WINDOW_DEFAULT: usize = (HTTP2_STREAM_WINDOW * HTTP2_CONNECTION_WINDOW_STREAMS) as usize;
 /// The part of the memory limit that streaming zstd decoders may take: one in this many bytes.
 pub const DECODER_MEMORY_PART: u64 = 8;
 /// Connections that the server holds at a time; more are closed at once.

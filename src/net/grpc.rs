@@ -14,7 +14,8 @@ use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 
-use super::body::{Body, RequestStream};
+use super::body::{Body, Message, RequestStream};
+use super::memory::{Share, Shares};
 use super::payload::Payload;
 use super::responder::Responder;
 use super::server::{Gauge, Phase, PhaseWatch, Server, count};
@@ -23,6 +24,7 @@ use crate::pure::grpc_frame::{self, Part};
 use crate::rt;
 use crate::rt::gate::Gate;
 use crate::rt::time::{self, Sleep};
+use crate::service::reply::pieces_len;
 use crate::service::{
     CallContext, Code, Outgoing as _, Reply, Services, Status, action_cache, byte_stream, capabilities, cas, health,
     reflection,
@@ -37,6 +39,7 @@ const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 pub(super) fn start<S: Store>(
     server: &Rc<Server<S>>,
     calls: &Gate,
+    shares: &Shares,
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
 ) {
@@ -50,9 +53,12 @@ pub(super) fn start<S: Store>(
     }
     let has_encoding = head.headers.get(GRPC_ENCODING).is_some_and(|encoding| encoding != IDENTITY);
     let timeout = head.headers.get(GRPC_TIMEOUT).map(|value| grpc_frame::parse_timeout(value.as_bytes()));
-    let body = Body::new(stream, has_encoding);
-    let responder = Responder::new(respond);
-    let call = Call { server: server.clone(), calls, responder, timeout: timeout.flatten(), drain: None, head, body };
+    let body = Body::new(stream, has_encoding, server.write_idle.get());
+    let responder = Responder::new(respond, shares.replies.clone());
+    let timeout_given = timeout.flatten();
+    let requests = shares.requests.clone();
+    let call =
+        Call { server: server.clone(), calls, requests, responder, timeout: timeout_given, drain: None, head, body };
     if timeout == Some(None) {
         return call.refuse("unknown", Status::invalid("grpc-timeout: must be up to 8 digits and one of H M S m u n"));
     }
@@ -80,7 +86,7 @@ fn dispatch<S: Store>(call: Call<'_, S>) {
             call.unary("ByteStream.QueryWriteStatus", byte_stream::query_write_status)
         }
         "/build.bazel.remote.execution.v2.ActionCache/GetActionResult" => {
-            call.unary("ActionCache.GetActionResult", action_cache::get_action_result)
+            call.unary_held("ActionCache.GetActionResult", action_cache::get_action_result)
         }
         "/build.bazel.remote.execution.v2.ActionCache/UpdateActionResult" => {
             call.unary("ActionCache.UpdateActionResult", action_cache::update_action_result)
@@ -92,7 +98,7 @@ fn dispatch<S: Store>(call: Call<'_, S>) {
             call.unary("ContentAddressableStorage.BatchUpdateBlobs", cas::batch_update_blobs)
         }
         "/build.bazel.remote.execution.v2.ContentAddressableStorage/BatchReadBlobs" => {
-            call.unary("ContentAddressableStorage.BatchReadBlobs", cas::batch_read_blobs)
+            call.unary_held("ContentAddressableStorage.BatchReadBlobs", cas::batch_read_blobs)
         }
         "/build.bazel.remote.execution.v2.ContentAddressableStorage/GetTree" => {
             call.server_streaming("ContentAddressableStorage.GetTree", crate::service::tree::get_tree)
@@ -124,6 +130,8 @@ fn dispatch<S: Store>(call: Call<'_, S>) {
 struct Call<'a, S> {
     server: Rc<Server<S>>,
     calls: &'a Gate,
+    /// The connection's part of the memory for requests.
+    requests: Share,
     responder: Responder,
     timeout: Option<Duration>,
     /// Set for calls that their clients keep open for ever: a drain ends them.
@@ -142,15 +150,22 @@ impl<S: Store> Call<'_, S> {
     where
         H: AsyncFnOnce(&Services<S>, &CallContext, Bytes) -> Result<Reply, Status> + 'static,
     {
+        self.unary_held(method, async move |services, context, request, _| handler(services, context, request).await);
+    }
+
+    /// A unary call whose handler takes memory for its reply before it makes it.
+    fn unary_held<H>(self, method: &'static str, handler: H)
+    where
+        H: AsyncFnOnce(&Services<S>, &CallContext, Bytes, &mut Responder) -> Result<Reply, Status> + 'static,
+    {
+        let requests = self.requests.clone();
         self.spawn(method, async move |server, mut responder, body, _| {
-            let request = body.message(&server.request_memory).await?;
-            responder.count_received(request.bytes.len());
-            let reply = handler(&server.services, &CallContext::default(), request.bytes.clone()).await?;
-            let len = reply.iter().map(Bytes::len).sum();
-            let _room = server.reply_memory.take(len)?;
-            responder.send_now(reply)?;
-            // Why: a client that does not read must not make HTTP/2 hold more replies than are accounted for.
-            if len > limits::REPLY_UNREAD_LEN_MAX { responder.ready().await } else { Ok(()) }
+            let request = take_request(body, &requests, &server, &responder).await?;
+            let reply = handler(&server.services, &CallContext::default(), request, &mut responder).await?;
+            let len = pieces_len(&reply);
+            responder.hold(len).await?;
+            responder.shrink_room(len);
+            responder.send_now(reply)
         });
     }
 
@@ -158,10 +173,10 @@ impl<S: Store> Call<'_, S> {
     where
         H: AsyncFnOnce(&Services<S>, &CallContext, Bytes, &mut Responder) -> Result<(), Status> + 'static,
     {
+        let requests = self.requests.clone();
         self.spawn(method, async move |server, mut responder, body, _| {
-            let request = body.message(&server.request_memory).await?;
-            responder.count_received(request.bytes.len());
-            handler(&server.services, &CallContext::default(), request.bytes.clone(), &mut responder).await
+            let request = take_request(body, &requests, &server, &responder).await?;
+            handler(&server.services, &CallContext::default(), request, &mut responder).await
         });
     }
 
@@ -203,7 +218,7 @@ impl<S: Store> Call<'_, S> {
     where
         W: AsyncFnOnce(Rc<Server<S>>, Responder, Body, HeaderMap) -> Result<(), Status> + 'static,
     {
-        let Self { server, calls, responder, timeout, drain, head, body } = self;
+        let Self { server, calls, requests: _, responder, timeout, drain, head, body } = self;
         if server.services.options.access_log {
             responder.log_as(method);
         }
@@ -230,6 +245,19 @@ impl<S: Store> Call<'_, S> {
             }
         });
     }
+}
+
+/// The one request message of a call. Its room is the responder's from then on.
+async fn take_request<S>(
+    body: Body,
+    requests: &Share,
+    server: &Server<S>,
+    responder: &Responder,
+) -> Result<Bytes, Status> {
+    let Message { bytes, room } = body.message(requests, server.request_stall.get()).await?;
+    responder.count_received(bytes.len());
+    responder.keep(room);
+    Ok(bytes)
 }
 
 /// How the work of a call ended.

@@ -98,6 +98,7 @@ where
     S: Store,
 {
     let mut told = Phase::Serving;
+    let shares = server.shares();
     // Each poll is a turn: all that has come is read, all calls that came are started, all that they have said is sent.
     std::future::poll_fn(|context| {
         let phase = watch.poll_phase(context);
@@ -112,7 +113,7 @@ where
         }
         loop {
             match connection.poll_accept(context) {
-                Poll::Ready(Some(Ok((request, respond)))) => grpc::start(server, calls, request, respond),
+                Poll::Ready(Some(Ok((request, respond)))) => grpc::start(server, calls, &shares, request, respond),
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error)),
                 Poll::Ready(None) => return Poll::Ready(Ok(())),
                 Poll::Pending => break,

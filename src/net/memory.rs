@@ -1,67 +1,397 @@
-//! Memory for messages that are held as a whole: unary requests and their replies.
+//! Memory for messages that are held as a whole: requests on their way in, replies until they have gone out.
+//!
+//! A connection has room of its own, so that nobody else can keep it from being served, and beyond that all share what
+//! the core has. Who finds no room waits, the oldest first.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::task::{Context, Poll, Waker};
 
-use crate::service::{Code, Status};
+use crate::limits;
+use crate::rt::local::Local;
 
-/// Bytes of one kind of message that this core holds. What does not fit is refused: who waits for room holds a window
-/// meanwhile, and enough of them would keep the others' messages from ever becoming whole.
-pub struct Memory {
-    what: &'static str,
-    max: usize,
-    held: Cell<usize>,
+/// The bounds of one kind of message on one core.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Bytes that each connection has for itself. Its first room is granted even when it is larger.
+    pub own: usize,
+    /// Bytes that the connections share beyond that; one connection gets half of them at most.
+    pub shared: usize,
+    /// Rooms of one connection that may wait; beyond that the youngest gives way.
+    pub waiting: usize,
 }
 
-/// Room for one message; dropping it gives the room back.
-pub struct Room<'a>(&'a Memory, usize);
+/// The memory of one core for one kind of message. Clones are the same memory.
+#[derive(Clone)]
+pub struct Memory {
+    bounds: Bounds,
+    core: Local<Core>,
+}
+
+#[derive(Default)]
+struct Core {
+    /// Bytes taken of what is shared.
+    shared: usize,
+    /// Bytes held in all.
+    held: usize,
+    /// Who waits for shared bytes, by the number of its room: at most one of each connection.
+    queue: BTreeMap<u64, Waker>,
+    rooms: u64,
+}
+
+/// One connection's part. Clones are the same part.
+#[derive(Clone)]
+pub struct Share {
+    memory: Memory,
+    part: Local<Part>,
+}
+
+#[derive(Default)]
+struct Part {
+    own: usize,
+    shared: usize,
+    /// Who waits, by the number of its room.
+    waiting: BTreeMap<u64, Waker>,
+}
+
+/// Room for one message; it may grow. Dropping it gives the bytes back.
+pub struct Room {
+    share: Share,
+    /// Lower is older.
+    number: u64,
+    own: Cell<usize>,
+    shared: Cell<usize>,
+}
+
+/// Too many of this connection wait, and this room is the youngest of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GaveWay;
 
 impl Memory {
-    /// At most `max` bytes; `what` names them to the client that is refused.
-    pub fn new(what: &'static str, max: usize) -> Self {
-        Self { what, max, held: Cell::new(0) }
+    pub fn new(bounds: Bounds) -> Self {
+        Self { bounds, core: Local::new(Core::default()) }
     }
 
-    /// Room for `len` bytes, or RESOURCE_EXHAUSTED.
-    pub fn take(&self, len: usize) -> Result<Room<'_>, Status> {
-        let held = self.held.get() + len;
-        if held > self.max {
-            let Self { what, max, .. } = self;
-            let text = format!("{what} in flight on this core would take more than the limit of {max} bytes");
-            return Err(Status::new(Code::ResourceExhausted, text));
-        }
-        self.held.set(held);
-        Ok(Room(self, len))
+    /// The part of a new connection.
+    pub fn share(&self) -> Share {
+        Share { memory: self.clone(), part: Local::new(Part::default()) }
     }
 
     /// Bytes held now.
     pub fn held(&self) -> usize {
-        self.held.get()
+        self.core.with(|core| core.held)
     }
 }
 
-impl Drop for Room<'_> {
-    fn drop(&mut self) {
-        self.0.held.set(self.0.held.get() - self.1);
+impl Share {
+    /// An empty room.
+    pub fn room(&self) -> Room {
+        let number = self.memory.core.with(|core| {
+            core.rooms += 1;
+            core.rooms
+        });
+        Room { share: self.clone(), number, own: Cell::new(0), shared: Cell::new(0) }
     }
+
+    /// Wakes those whose turn may have come.
+    fn wake_next(&self) {
+        let first = |waiting: &BTreeMap<u64, Waker>| waiting.first_key_value().map(|(_, waker)| waker.clone());
+        let here = self.part.with(|part| first(&part.waiting));
+        let anywhere = self.memory.core.with(|core| first(&core.queue));
+        here.into_iter().chain(anywhere).for_each(Waker::wake);
+    }
+}
+
+impl Room {
+    /// Bytes held.
+    pub fn held(&self) -> usize {
+        self.own.get() + self.shared.get()
+    }
+
+    /// Takes `more` bytes, after waiting for them if need be.
+    ///
+    /// Limit: who holds room while it waits for more has to be given up after some time, because others may do the same.
+    pub async fn grow(&self, more: usize) -> Result<(), GaveWay> {
+        if self.try_grow(more) {
+            return Ok(());
+        }
+        let mut turn = Turn { room: self, waits: false };
+        std::future::poll_fn(|context| turn.poll(context, more)).await
+    }
+
+    /// Gives back all but `len` bytes.
+    pub fn shrink_to(&self, len: usize) {
+        let excess = self.held().saturating_sub(len);
+        let shared = excess.min(self.shared.get());
+        self.give_back(excess - shared, shared);
+    }
+
+    /// Takes `more` bytes unless an older room of the connection waits, or there are none.
+    pub fn try_grow(&self, more: usize) -> bool {
+        let Share { memory: Memory { bounds, core }, part } = &self.share;
+        part.with(|part| {
+            if part.waiting.first_key_value().is_some_and(|(&first, _)| first < self.number) {
+                return false;
+            }
+            core.with(|core| {
+                let is_next = core.queue.first_key_value().is_none_or(|(&first, _)| first >= self.number);
+                if part.own == 0 || part.own + more <= bounds.own {
+                    part.own += more;
+                    self.own.set(self.own.get() + more);
+                } else if is_next && part.shared + more <= bounds.shared / 2 && core.shared + more <= bounds.shared {
+                    part.shared += more;
+                    core.shared += more;
+                    self.shared.set(self.shared.get() + more);
+                } else {
+                    return false;
+                }
+                core.held += more;
+                true
+            })
+        })
+    }
+
+    fn give_back(&self, own: usize, shared: usize) {
+        if own + shared == 0 {
+            return;
+        }
+        self.own.set(self.own.get() - own);
+        self.shared.set(self.shared.get() - shared);
+        self.share.part.with(|part| {
+            part.own -= own;
+            part.shared -= shared;
+        });
+        self.share.memory.core.with(|core| {
+            core.shared -= shared;
+            core.held -= own + shared;
+        });
+        self.share.wake_next();
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.give_back(self.own.get(), self.shared.get());
+    }
+}
+
+/// A room that waits for its turn. Dropping it leaves the queues.
+struct Turn<'a> {
+    room: &'a Room,
+    waits: bool,
+}
+
+impl Turn<'_> {
+    fn poll(&mut self, context: &Context<'_>, more: usize) -> Poll<Result<(), GaveWay>> {
+        let Room { share: Share { memory: Memory { bounds, core }, part }, number, .. } = self.room;
+        if self.waits && part.with(|part| !part.waiting.contains_key(number)) {
+            return Poll::Ready(Err(GaveWay));
+        }
+        if self.room.try_grow(more) {
+            return Poll::Ready(Ok(()));
+        }
+        let is_new = !std::mem::replace(&mut self.waits, true);
+        let waker = context.waker();
+        let (replaced, in_line, youngest, overtaken) = part.with(|part| {
+            let replaced = part.waiting.insert(*number, waker.clone());
+            let youngest = if part.waiting.len() > bounds.waiting { part.waiting.pop_last() } else { None };
+            let is_first = part.waiting.first_key_value().is_some_and(|(first, _)| first == number);
+            // Why: it may have to leave the queue of the core to this one.
+            let overtaken = part.waiting.values().nth(1).filter(|_| is_new && is_first).cloned();
+            // Why only then: who has its half of what is shared waits for its own connection, not for others.
+            (replaced, is_first && part.shared + more <= bounds.shared / 2, youngest, overtaken)
+        });
+        let (known, was_next) = core.with(|core| {
+            let was_next = core.queue.first_key_value().is_some_and(|(first, _)| first == number);
+            match in_line {
+                true => (core.queue.insert(*number, waker.clone()), false),
+                false => (core.queue.remove(number), was_next),
+            }
+        });
+        drop((replaced, known)); // Outside of the borrows: dropping a waker may run other drops.
+        overtaken.into_iter().for_each(Waker::wake);
+        if was_next {
+            self.room.share.wake_next();
+        }
+        match youngest {
+            Some((youngest, _)) if youngest == *number => return Poll::Ready(Err(GaveWay)),
+            Some((_, waker)) => waker.wake(),
+            None => {}
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if self.waits {
+            let Room { share, number, .. } = self.room;
+            let left = share.part.with(|part| part.waiting.remove(number));
+            let queued = share.memory.core.with(|core| core.queue.remove(number));
+            drop((left, queued));
+            share.wake_next();
+        }
+    }
+}
+
+/// What one connection may make this core hold besides its windows.
+#[derive(Clone)]
+pub struct Shares {
+    pub requests: Share,
+    pub replies: Share,
+}
+
+/// The bounds of requests, of which a core holds `shared` bytes besides each connection's own.
+pub fn request_bounds(shared: usize) -> Bounds {
+    Bounds { own: limits::CONNECTION_REQUESTS_LEN, shared, waiting: limits::REQUESTS_WAITING_MAX }
+}
+
+/// The bounds of replies, of which a core holds `shared` bytes besides each connection's own. Any number of calls may
+/// wait for room: they hold nothing yet.
+pub fn reply_bounds(shared: usize) -> Bounds {
+    Bounds { own: limits::CONNECTION_REPLIES_LEN, shared, waiting: usize::MAX }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::pin::Pin;
+    use std::time::Duration;
 
-    /// Goal: the bound holds to the byte and room comes back. Method: fill it, overfill it, give back, fill it again.
+    use super::*;
+    use crate::rt::time::{self, Either};
+
+    const BOUNDS: Bounds = Bounds { own: 10, shared: 100, waiting: 2 };
+
+    type Growing<'a> = Pin<Box<dyn Future<Output = Result<(), GaveWay>> + 'a>>;
+
+    fn poll(growing: &mut Growing<'_>) -> Poll<Result<(), GaveWay>> {
+        growing.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    fn taken(share: &Share, len: usize) -> Room {
+        let room = share.room();
+        assert!(room.try_grow(len), "{len}");
+        room
+    }
+
+    /// Goal: bounds hold to the byte, each connection keeps its own room, and everything comes back. Method: two
+    /// connections take all that is shared; a third one still has its own.
     #[test]
     fn is_bounded() {
-        let memory = Memory::new("requests", 100);
-        let room = memory.take(60).unwrap();
-        let other = memory.take(40).unwrap();
-        let refused = memory.take(1).err().unwrap();
-        assert_eq!(refused.code, Code::ResourceExhausted);
-        assert!(refused.message.contains("requests") && refused.message.contains("100"), "{refused}");
-        drop(room);
-        assert_eq!(memory.held(), 40);
-        assert!(memory.take(61).is_err() && memory.take(60).is_ok());
-        drop(other);
+        let memory = Memory::new(BOUNDS);
+        let [a, b, c] = [(); 3].map(|()| memory.share());
+        let rooms = [taken(&a, 10), taken(&a, 50), taken(&b, 10), taken(&b, 50)];
+        for share in [&a, &b] {
+            assert!(!share.room().try_grow(1));
+        }
+        let own = taken(&c, 10);
+        assert!(!c.room().try_grow(1));
+        assert_eq!(memory.held(), 130);
+        rooms[1].shrink_to(20);
+        assert_eq!((rooms[1].held(), memory.held()), (20, 100));
+        let more = taken(&c, 30);
+        drop((rooms, more));
+        own.shrink_to(3);
+        assert_eq!(memory.held(), 3);
+        own.shrink_to(5);
+        assert_eq!(own.held(), 3);
+        drop(own);
+        let large = taken(&c, 1000);
+        assert_eq!(memory.held(), 1000, "a connection's first message is never too large");
+        drop(large);
+        assert_eq!((memory.held(), memory.core.with(|core| core.shared)), (0, 0));
+    }
+
+    /// Goal: the oldest of a connection is first, others do not overtake it, the youngest gives way when too many wait,
+    /// and a wait that is given up leaves nothing. Method: polls by hand.
+    #[test]
+    fn the_oldest_is_first() {
+        let memory = Memory::new(Bounds { shared: 0, ..BOUNDS });
+        let share = memory.share();
+        let full = taken(&share, 10);
+        let [old, middle, young] = [(); 3].map(|()| share.room());
+        let mut middle_grows: Growing = Box::pin(middle.grow(4));
+        let mut young_grows: Growing = Box::pin(young.grow(1));
+        let mut old_grows: Growing = Box::pin(old.grow(8));
+        assert!(poll(&mut middle_grows).is_pending() && poll(&mut young_grows).is_pending());
+        assert!(poll(&mut old_grows).is_pending());
+        assert_eq!(poll(&mut young_grows), Poll::Ready(Err(GaveWay)));
+        drop(young_grows);
+        full.shrink_to(4);
+        assert!(poll(&mut middle_grows).is_pending() && !share.room().try_grow(1), "no overtaking");
+        assert!(poll(&mut old_grows).is_pending());
+        drop(old_grows);
+        assert_eq!(poll(&mut middle_grows), Poll::Ready(Ok(())));
+        drop(middle_grows);
+        assert!(share.part.with(|part| part.waiting.is_empty()) && memory.core.with(|core| core.queue.is_empty()));
+        drop((full, old, middle, young));
         assert_eq!(memory.held(), 0);
+    }
+
+    /// Goal: what is shared goes to those who wait for it in order, and one who has its half does not hold up others.
+    /// Method: one connection at its half waits, then two others; room comes back.
+    #[test]
+    fn shared_room_goes_in_order() {
+        let memory = Memory::new(BOUNDS);
+        let [greedy, other, a, b] = [(); 4].map(|()| memory.share());
+        let rooms = [&greedy, &other, &a, &b].map(|share| taken(share, 10));
+        let half = [taken(&greedy, 50), taken(&other, 50)];
+        let [more, first, second] = [greedy.room(), a.room(), b.room()];
+        let mut greedy_grows: Growing = Box::pin(more.grow(1));
+        let mut first_grows: Growing = Box::pin(first.grow(30));
+        let mut second_grows: Growing = Box::pin(second.grow(20));
+        for growing in [&mut greedy_grows, &mut first_grows, &mut second_grows] {
+            assert!(poll(growing).is_pending());
+        }
+        half[1].shrink_to(25);
+        assert!(poll(&mut second_grows).is_pending(), "20 would fit, but 30 came first");
+        half[1].shrink_to(0);
+        assert!(poll(&mut greedy_grows).is_pending());
+        assert_eq!(poll(&mut first_grows), Poll::Ready(Ok(())));
+        assert_eq!(poll(&mut second_grows), Poll::Ready(Ok(())));
+        half[0].shrink_to(49);
+        assert!(poll(&mut greedy_grows).is_ready() || memory.core.with(|core| core.shared) == 99);
+        drop((greedy_grows, first_grows, second_grows));
+        drop((rooms, half, more, first, second));
+        assert_eq!(memory.held(), 0);
+    }
+
+    /// Goal: nobody is forgotten who could go on, and nothing is left. Method: 50 seeded runs of 60 tasks over three
+    /// connections, each of which takes room at once, holds it, and goes; some give up waiting. A forgotten one never ends.
+    #[test]
+    fn nobody_is_forgotten() {
+        for seed in 0..50u64 {
+            crate::rt::cores::block_on(async move {
+                let memory = Memory::new(Bounds { own: 8, shared: 20, waiting: usize::MAX });
+                let shares = [(); 3].map(|()| memory.share());
+                let gate = crate::rt::gate::Gate::default();
+                for task in 0..60u64 {
+                    // Why these multipliers: any odd ones will do, the runs only have to differ.
+                    let word = (seed * 60 + task + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+                    let share = shares[(word % 3) as usize].clone();
+                    let (len, turns, patience) = ((word >> 4) % 10 + 1, (word >> 8) % 5, (word >> 12) % 40);
+                    gate.spawn(async move {
+                        let room = share.room();
+                        let patience = async {
+                            for _ in 0..=patience {
+                                time::yield_once().await;
+                            }
+                            if patience < 30 {
+                                std::future::pending().await
+                            }
+                        };
+                        if let Either::Left(grown) = time::race(room.grow(len as usize), patience).await {
+                            assert_eq!(grown, Ok(()));
+                            for _ in 0..turns {
+                                time::yield_once().await;
+                            }
+                        }
+                    });
+                }
+                let all = time::timeout(Duration::from_secs(20), gate.wait_empty()).await;
+                assert!(all.is_ok(), "seed {seed}: {} are forgotten", gate.len());
+                assert_eq!((memory.held(), memory.core.with(|core| core.queue.len())), (0, 0), "seed {seed}");
+            });
+        }
     }
 }

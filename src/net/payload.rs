@@ -1,9 +1,11 @@
 //! What goes into DATA frames: a gRPC prefix and the pieces of a message behind it, none of them copied.
 
 use std::io::IoSlice;
+use std::rc::Rc;
 
 use bytes::{Buf, Bytes};
 
+use super::memory::Room;
 use crate::pure::grpc_frame::{PREFIX_LEN, prefix};
 
 /// One gRPC message on its way out.
@@ -14,13 +16,23 @@ pub struct Payload {
     /// The first piece that has bytes left.
     at: usize,
     remaining: usize,
+    _rooms: Rooms,
+}
+
+/// What a message is accounted to. Why in here: HTTP/2 drops a payload when it has gone out, or never will.
+#[derive(Clone, Default)]
+pub struct Rooms {
+    /// The request's, which the reply may be cut from.
+    pub request: Option<Rc<Room>>,
+    pub reply: Option<Rc<Room>>,
 }
 
 impl Payload {
     /// The message made of `pieces`, which follow each other.
-    pub fn message(pieces: Vec<Bytes>) -> Self {
+    pub fn message(pieces: Vec<Bytes>, rooms: Rooms) -> Self {
         let len: usize = pieces.iter().map(Bytes::len).sum();
-        let mut payload = Self { prefix: prefix(len), prefix_sent: 0, pieces, at: 0, remaining: PREFIX_LEN + len };
+        let remaining = PREFIX_LEN + len;
+        let mut payload = Self { prefix: prefix(len), prefix_sent: 0, pieces, at: 0, remaining, _rooms: rooms };
         payload.skip_empty();
         payload
     }
@@ -81,7 +93,7 @@ mod tests {
             || vec![Bytes::new(), Bytes::from_static(b"abc"), Bytes::new(), Bytes::from_static(b"defgh"), Bytes::new()];
         let expected = b"\0\0\0\0\x08abcdefgh";
         for step in 1..=expected.len() {
-            let mut payload = Payload::message(pieces());
+            let mut payload = Payload::message(pieces(), Rooms::default());
             let mut got = Vec::new();
             while payload.has_remaining() {
                 let mut slices = [IoSlice::new(&[]); 8];
@@ -95,10 +107,10 @@ mod tests {
                 payload.advance(step);
             }
             assert_eq!(got, expected);
-            let mut jumped = Payload::message(pieces());
+            let mut jumped = Payload::message(pieces(), Rooms::default());
             jumped.advance(step);
             assert_eq!(jumped.copy_to_bytes(jumped.remaining()), expected[step..]);
         }
-        assert_eq!(Payload::message(Vec::new()).chunk(), b"\0\0\0\0\0");
+        assert_eq!(Payload::message(Vec::new(), Rooms::default()).chunk(), b"\0\0\0\0\0");
     }
 }

@@ -11,9 +11,11 @@ use http::Response;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 
 use super::access_log::AccessLine;
-use super::payload::Payload;
+use super::memory::{GaveWay, Room, Share};
+use super::payload::{Payload, Rooms};
 use crate::limits;
 use crate::pure::grpc_frame;
+use crate::service::reply::pieces_len;
 use crate::service::{Code, Outgoing, Reply, Status};
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -32,6 +34,9 @@ pub struct Responder(Rc<RefCell<Answer>>);
 struct Answer {
     stage: Stage,
     line: Option<Box<AccessLine>>,
+    /// What the call holds for its reply. Each message that HTTP/2 still has keeps its own hold on it.
+    rooms: Rooms,
+    replies: Share,
 }
 
 enum Stage {
@@ -43,8 +48,23 @@ enum Stage {
 }
 
 impl Responder {
-    pub(super) fn new(respond: SendResponse<Payload>) -> Self {
-        Self(Rc::new(RefCell::new(Answer { stage: Stage::New(respond), line: None })))
+    pub(super) fn new(respond: SendResponse<Payload>, replies: Share) -> Self {
+        let answer = Answer { stage: Stage::New(respond), line: None, rooms: Rooms::default(), replies };
+        Self(Rc::new(RefCell::new(answer)))
+    }
+
+    /// Keeps the request's room until the reply has gone out, which may be cut from it.
+    pub(super) fn keep(&self, request: Room) {
+        if request.held() > 0 {
+            self.0.borrow_mut().rooms.request = Some(Rc::new(request));
+        }
+    }
+
+    /// Gives back what the reply does not need after all.
+    pub(super) fn shrink_room(&self, len: usize) {
+        if let Some(room) = &self.0.borrow().rooms.reply {
+            room.shrink_to(len);
+        }
     }
 
     pub(super) fn log_as(&self, method: &'static str) {
@@ -61,7 +81,7 @@ impl Responder {
     /// Sends a message without waiting for room: for the only message of a unary call.
     pub(super) fn send_now(&mut self, message: Reply) -> Result<(), Status> {
         let answer = &mut *self.0.borrow_mut();
-        let payload = Payload::message(message);
+        let payload = Payload::message(message, answer.rooms.clone());
         if let Some(line) = &mut answer.line {
             line.sent += payload.remaining() as u64;
         }
@@ -101,6 +121,7 @@ impl Responder {
     /// stopped by HTTP/2 when the last clone is dropped (RST_STREAM with NO_ERROR, RFC 9113, 8.1).
     pub(super) fn finish(&self, result: Result<(), Status>) {
         let answer = &mut *self.0.borrow_mut();
+        answer.rooms = Rooms::default();
         let status = result.err();
         let code = status.as_ref().map_or(Code::Ok, |status| status.code);
         if let Some(line) = &mut answer.line {
@@ -124,12 +145,31 @@ impl Responder {
 
 impl Outgoing for Responder {
     async fn send(&mut self, message: Reply) -> Result<(), Status> {
+        self.hold(pieces_len(&message)).await?;
         self.ready().await?;
         self.send_now(message)
     }
 
     async fn ready(&mut self) -> Result<(), Status> {
         std::future::poll_fn(|context| self.poll_room(context)).await
+    }
+
+    async fn hold(&mut self, len: usize) -> Result<(), Status> {
+        if len <= limits::SMALL_MESSAGE_LEN {
+            return Ok(());
+        }
+        let room = {
+            let answer = &mut *self.0.borrow_mut();
+            if answer.rooms.reply.as_ref().is_some_and(|room| room.held() >= len) {
+                return Ok(());
+            }
+            // Why given back first: whoever holds some while he waits for more may keep others from ever ending.
+            answer.rooms.reply = None;
+            answer.replies.room()
+        };
+        room.grow(len).await.map_err(|GaveWay| Status::new(Code::ResourceExhausted, "too many replies wait"))?;
+        self.0.borrow_mut().rooms.reply = Some(Rc::new(room));
+        Ok(())
     }
 
     fn note_resource(&mut self, name: &str) {

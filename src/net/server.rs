@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::gather::Buffers;
 use super::http2;
-use super::memory::Memory;
+use super::memory::{self, Memory, Shares};
 use crate::limits;
 use crate::rt::gate::Gate;
 use crate::rt::local::Local;
@@ -23,11 +23,13 @@ pub struct Settings {
     /// The window of each stream, in bytes (`--grpc_initial_window_size`); a connection's window is
     /// `limits::HTTP2_CONNECTION_WINDOW_STREAMS` times as large.
     pub stream_window: u32,
+    /// Bytes of requests, and of replies, that this core holds beyond what each connection has for itself.
+    pub message_memory: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { stream_window: limits::HTTP2_STREAM_WINDOW }
+        Self { stream_window: limits::HTTP2_STREAM_WINDOW, message_memory: limits::MESSAGE_MEMORY_MIN }
     }
 }
 
@@ -64,8 +66,11 @@ pub struct Server<S> {
     pub(super) settings: Settings,
     /// How long a new connection may take to send the HTTP/2 preface.
     pub(super) preface_timeout: Cell<Duration>,
+    /// How long a client may send nothing: of a unary request that it has begun, and of a Write.
+    pub(super) request_stall: Cell<Duration>,
+    pub(super) write_idle: Cell<Duration>,
     pub(super) buffers: Buffers,
-    /// Unary requests and replies that are held as a whole.
+    /// Unary requests that are held as a whole, and replies until they have gone out.
     pub(super) request_memory: Memory,
     pub(super) reply_memory: Memory,
     pub counters: Counters,
@@ -92,9 +97,11 @@ impl<S: Store> Server<S> {
             services,
             settings,
             preface_timeout: Cell::new(Duration::from_millis(limits::HTTP2_PREFACE_MS)),
+            request_stall: Cell::new(Duration::from_millis(limits::REQUEST_STALL_MS)),
+            write_idle: Cell::new(Duration::from_millis(limits::WRITE_IDLE_MS)),
             buffers: Buffers::default(),
-            request_memory: Memory::new("requests", limits::LARGE_REQUESTS_LEN_MAX),
-            reply_memory: Memory::new("replies", limits::REPLIES_LEN_MAX),
+            request_memory: Memory::new(memory::request_bounds(settings.message_memory)),
+            reply_memory: Memory::new(memory::reply_bounds(settings.message_memory)),
             counters: Counters::default(),
             connections: Gate::default(),
             phases: Local::new(Phases { now: Phase::Serving, watchers: BTreeMap::new(), next_watcher: 0 }),
@@ -127,6 +134,11 @@ impl<S: Store> Server<S> {
     /// Ends when no connection is open.
     pub async fn drained(&self) {
         self.connections.wait_empty().await;
+    }
+
+    /// The parts of a new connection.
+    pub(super) fn shares(&self) -> Shares {
+        Shares { requests: self.request_memory.share(), replies: self.reply_memory.share() }
     }
 
     pub(super) fn watch_phase(&self) -> PhaseWatch {

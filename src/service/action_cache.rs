@@ -9,7 +9,7 @@ use prost::Message;
 use sha2::{Digest as _, Sha256};
 
 use super::cas::store_blob;
-use super::{CallContext, Reply, Services, Status, check_digest_function, decode, parse_digest};
+use super::{CallContext, Outgoing, Reply, Services, Status, check_digest_function, decode, parse_digest};
 use crate::limits;
 use crate::pure::action_result::{needs_rewrite, validate};
 use crate::pure::digest::{Digest, Hash};
@@ -22,15 +22,17 @@ pub async fn get_action_result<S: Store>(
     services: &Services<S>,
     _context: &CallContext,
     request: Bytes,
+    out: &mut impl Outgoing,
 ) -> Result<Reply, Status> {
     let request: GetActionResultRequest = decode(request)?;
     check_digest_function(request.digest_function)?;
     let key = action_key(services, &request.instance_name, request.action_digest.as_ref())?;
-    let Some(entry) = services.store.action_get(key).await? else { return Err(miss()) };
+    let entry = services.store.action_get_held(key, async |len| out.hold(len).await).await?;
+    let Some(entry) = entry else { return Err(miss()) };
     let files = !request.inline_output_files.is_empty();
     let answer = match needs_rewrite(&entry.data, request.inline_stdout, request.inline_stderr, files) {
         Ok(false) => Some(entry.data.clone()),
-        Ok(true) => rewrite(services, &request, &entry).await,
+        Ok(true) => rewrite(services, &request, &entry, out).await?,
         Err(_) => None,
     };
     match answer.filter(|data| data.len() <= limits::REPLY_LEN_MAX) {
@@ -155,8 +157,9 @@ async fn rewrite<S: Store>(
     services: &Services<S>,
     request: &GetActionResultRequest,
     entry: &ActionEntry,
-) -> Option<Bytes> {
-    let mut result = ActionResult::decode(entry.data.clone()).ok()?;
+    out: &mut impl Outgoing,
+) -> Result<Option<Bytes>, Status> {
+    let Ok(mut result) = ActionResult::decode(entry.data.clone()) else { return Ok(None) };
     let files: HashSet<&str> = request.inline_output_files.iter().map(String::as_str).collect();
     let mut wanted = Vec::new();
     for at in slots(&result) {
@@ -167,7 +170,7 @@ async fn rewrite<S: Store>(
         };
         let (contents, named) = slot(&mut result, at);
         let Some(named) = named else { continue };
-        let digest = Digest::parse(named.hash.as_bytes(), named.size_bytes).ok()?;
+        let Ok(digest) = Digest::parse(named.hash.as_bytes(), named.size_bytes) else { return Ok(None) };
         if wants && contents.is_empty() && !digest.is_empty() {
             wanted.push((at, digest));
         }
@@ -186,6 +189,9 @@ async fn rewrite<S: Store>(
             None => false,
         }
     });
+    if !wanted.is_empty() {
+        out.hold(limits::REPLY_LEN_MAX - room as usize).await?;
+    }
     let read = map_bounded(wanted, limits::BATCH_CONCURRENCY, async |(at, digest)| {
         (at, read_raw(&services.store, digest).await)
     })
@@ -193,9 +199,10 @@ async fn rewrite<S: Store>(
     for (at, pieces) in read {
         // Why: inlining is a hint, and trouble with one blob no reason to fail the call; its absence is a miss.
         let Ok(pieces) = pieces else { continue };
-        *slot(&mut result, at).0 = join(pieces?);
+        let Some(pieces) = pieces else { return Ok(None) };
+        *slot(&mut result, at).0 = join(pieces);
     }
-    Some(result.encode_to_vec().into())
+    Ok(Some(result.encode_to_vec().into()))
 }
 
 /// What inline contents add to a message besides themselves, at most, in bytes: their own header, and a longer length
@@ -216,7 +223,7 @@ mod tests {
 
     use super::*;
     use crate::pure::digest::EMPTY;
-    use crate::service::testing::{self, wire};
+    use crate::service::testing::{self, Collected, wire};
     use crate::service::{Code, Options};
     use crate::store::StoreError;
     use crate::store::fake::{FakeStore, digest_of};
@@ -228,7 +235,8 @@ mod tests {
 
     fn get((_, services): &Tested, request: GetActionResultRequest) -> Result<ActionResult, Status> {
         let request = request.encode_to_vec().into();
-        let reply = get_action_result(services, &CallContext::default(), request).now_or_never().expect("ready")?;
+        let (context, mut out) = (CallContext::default(), Collected::default());
+        let reply = get_action_result(services, &context, request, &mut out).now_or_never().expect("ready")?;
         Ok(ActionResult::decode(&reply.concat()[..]).expect("a message"))
     }
 
@@ -324,6 +332,51 @@ mod tests {
                 assert_eq!(code(get_plain(&tested)), Code::NotFound, "and stays so");
             }
         }
+    }
+
+    /// Goal: what roots have in common is walked once, too many Directories are a miss, and memory is taken before a
+    /// result is checked that is long or names Directories. Method: 300 roots above one chain of 100; then one root that
+    /// names more than are allowed; then a long result.
+    #[test]
+    fn checks_are_bounded() {
+        let tested = testing::services();
+        let store = &tested.0;
+        let above = |name: &str, below: &[Digest]| {
+            let node = |(i, &digest): (usize, &Digest)| reapi::DirectoryNode {
+                name: format!("{name}{i}"),
+                digest: wire(digest),
+            };
+            Directory { directories: below.iter().enumerate().map(node).collect(), ..Directory::default() }
+                .encode_to_vec()
+        };
+        let chain = (0..100).fold(EMPTY, |top, _| store.add(above("", &[top])));
+        let root = |root| OutputDirectory { root_directory_digest: wire(root), ..OutputDirectory::default() };
+        let roots = (0..300).map(|i| root(store.add(above(&format!("root {i} "), &[chain])))).collect();
+        let held = |result: ActionResult| {
+            update(&tested, result).expect("valid");
+            let request = GetActionResultRequest { action_digest: wire(digest_of(ACTION)), ..Default::default() };
+            let (context, mut out) = (CallContext::default(), Collected::default());
+            let request = request.encode_to_vec().into();
+            let reply = get_action_result(&tested.1, &context, request, &mut out).now_or_never().expect("ready");
+            (reply.is_ok(), out.held)
+        };
+        store.with(|state| state.gets = 0);
+        let result = ActionResult { output_directories: roots, ..ActionResult::default() };
+        assert_eq!(held(result), (true, limits::ACTION_HELD_LEN));
+        assert_eq!(store.with(|state| state.gets), 400);
+        let absent = |i: usize| Digest { hash: Hash(std::array::from_fn(|at| (i >> (8 * (at % 4))) as u8)), size: 1 };
+        let absent: Vec<_> = (0..limits::ACTION_DIRECTORIES_MAX).map(absent).collect();
+        let parts: Vec<_> = absent.chunks(30_000).map(|part| store.add(above("", part))).collect();
+        let result =
+            ActionResult { output_directories: vec![root(store.add(above("", &parts)))], ..Default::default() };
+        store.with(|state| state.gets = 0);
+        assert!(!held(result).0);
+        assert!(store.with(|state| state.gets) < 40, "it stops before it reads what is below");
+        let path = "x".repeat(limits::ACTION_RESULT_HELD_LEN_MAX);
+        let result = ActionResult { output_files: vec![file(&path, store.add("here"))], ..Default::default() };
+        assert_eq!(held(result), (true, limits::ACTION_HELD_LEN));
+        let result = ActionResult { output_files: vec![file("short", store.add("here"))], ..Default::default() };
+        assert_eq!(held(result), (true, 0));
     }
 
     /// Goal: contents that stand inline in a stored entry do not make up for an absent blob, a broken Tree is a miss,

@@ -47,6 +47,8 @@ pub trait Incoming {
 const EMPTY_ZSTD_FRAME: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd, 0x20, 0x00, 0x01, 0x00, 0x00];
 /// Tag of `ReadResponse.data` (field 10, length-delimited).
 const DATA_TAG: u8 = 0x52;
+/// What stands before the data in a ReadResponse, at most, in bytes: the tag and a length.
+const READ_RESPONSE_HEAD_LEN: usize = 11;
 
 /// `Read`, server-streaming.
 pub async fn read<S: Store>(
@@ -60,6 +62,8 @@ pub async fn read<S: Store>(
     let name =
         ReadName::parse(&request.resource_name).map_err(|error| Status::invalid(format!("resource_name: {error}")))?;
     let get = checked_get(&name, &request)?;
+    let len = get.limit.unwrap_or(u64::MAX).min(name.digest.size - get.offset);
+    out.hold(len.saturating_add(READ_RESPONSE_HEAD_LEN as u64).min(limits::READ_HELD_LEN as u64) as usize).await?;
     let sent = if name.digest.is_empty() { false } else { send_blob(services, get, out).await? };
     if !sent && name.encoding == Encoding::Zstd {
         // Why: the answer to a compressed read is a valid zstd stream, also when it is a stream of nothing.
@@ -116,7 +120,7 @@ async fn send_blob<S: Store>(services: &Services<S>, get: Get, out: &mut impl Ou
 
 /// A ReadResponse around `data`, which is not copied.
 fn read_response(data: Bytes) -> Reply {
-    let mut head = BytesMut::with_capacity(11);
+    let mut head = BytesMut::with_capacity(READ_RESPONSE_HEAD_LEN);
     head.extend_from_slice(&[DATA_TAG]);
     encode_varint(data.len() as u64, &mut head);
     vec![head.freeze(), data]

@@ -1,9 +1,10 @@
 //! `build.bazel.remote.execution.v2.ContentAddressableStorage`, without `GetTree` (see `tree`).
 
 use bytes::Bytes;
+use prost::Message as _;
 
 use super::reply::{self, ReplyBuilder, item_status, pieces_len};
-use super::{CallContext, Code, Reply, Services, Status, check_digest_function, decode, parse_digest};
+use super::{CallContext, Code, Outgoing, Reply, Services, Status, check_digest_function, decode, parse_digest};
 use crate::limits;
 use crate::pure::digest::Digest;
 use crate::pure::find_missing::{self, Question};
@@ -11,7 +12,7 @@ use crate::rt;
 use crate::rt::join::map_bounded;
 use crate::store::{Accept, Encoding, Get, Opened, Put, PutOutcome, Store, StoreError, Upload, UploadEnd, UploadKey};
 use crate::wire::reapi::{
-    BatchReadBlobsRequest, BatchUpdateBlobsRequest, BatchUpdateBlobsResponse, batch_update_blobs_request,
+    self, BatchReadBlobsRequest, BatchUpdateBlobsRequest, BatchUpdateBlobsResponse, batch_update_blobs_request,
     batch_update_blobs_response, compressor,
 };
 use crate::wire::rpc;
@@ -113,47 +114,65 @@ pub(super) async fn store_blob<S: Store>(
 }
 
 /// `BatchReadBlobs`. Each item succeeds or fails by itself, unless the batch as a whole is too large.
+///
+/// A batch within `max_batch_total_size_bytes` may still be too long for one reply, because of what each item takes
+/// besides its blob. What does not fit then is RESOURCE_EXHAUSTED, item by item, for the client to ask for again.
 pub async fn batch_read_blobs<S: Store>(
     services: &Services<S>,
     _context: &CallContext,
     request: Bytes,
+    out: &mut impl Outgoing,
 ) -> Result<Reply, Status> {
     let request: BatchReadBlobsRequest = decode(request)?;
     check_digest_function(request.digest_function)?;
     check_total("digests", request.digests.iter().map(|digest| digest.size_bytes))?;
-    let mut digests = Vec::with_capacity(request.digests.len());
-    let mut reply_len = 0;
-    for (i, digest) in request.digests.iter().enumerate() {
-        let digest = parse_digest(Some(digest), &format!("digests[{i}]"))?;
-        reply_len += digest.size as usize + READ_ITEM_OVERHEAD_LEN;
-        digests.push(digest);
-    }
-    if reply_len > limits::REPLY_LEN_MAX {
-        return Err(Status::invalid(format!(
-            "digests: the answer for {} blobs may have {reply_len} bytes, more than {}: ask for fewer in one call",
-            digests.len(),
-            limits::REPLY_LEN_MAX
-        )));
-    }
+    let (items, reply_len) = plan_read(&request.digests)?;
+    out.hold(reply_len).await?;
     let zstd = request.acceptable_compressors.contains(&(compressor::Value::Zstd as i32));
     let accept = if zstd { Accept::Any } else { Accept::Identity };
-    let items = map_bounded(digests, limits::BATCH_CONCURRENCY, async |digest| {
-        (digest, read_item(services, digest, accept).await)
+    let items = map_bounded(items, limits::BATCH_CONCURRENCY, async |planned| match planned {
+        Ok(digest) => read_item(services, digest, accept).await,
+        Err(status) => Err(status),
     })
     .await;
+    let mut texts_len = limits::REPLY_LEN_MAX - reply_len;
     let mut reply = ReplyBuilder::default();
-    for (digest, item) in items {
-        put_read_item(&mut reply, &digest, item);
+    for (digest, item) in request.digests.iter().zip(items) {
+        put_read_item(&mut reply, digest, item, &mut texts_len);
     }
     debug_assert!(reply.len() <= limits::REPLY_LEN_MAX, "each item kept within its share");
     Ok(reply.finish())
 }
 
-/// What one item of BatchReadBlobsResponse takes besides the blob's raw size, at most, in bytes: headers 16, digest 80,
-/// and a status or the excess of zstd over raw.
-const READ_ITEM_OVERHEAD_LEN: usize = 16 + 80 + READ_ITEM_EXTRA_LEN_MAX;
-/// Bytes for an item's status, or by which zstd may be longer than raw.
-const READ_ITEM_EXTRA_LEN_MAX: usize = 160;
+/// What one item of BatchReadBlobsResponse takes at most besides its digest and its blob, in bytes: its own header 5,
+/// a status with a code 4, the compressor 2, the header of the data 5.
+const READ_ITEM_OVERHEAD_LEN: usize = 16;
+/// Bytes of an item's error text at most.
+const READ_ITEM_TEXT_LEN_MAX: usize = 144;
+
+/// Which items will be read, and why the others will not; and the length of the reply at most, in bytes, but for error
+/// texts. Items have their room in the order in which they were asked for.
+fn plan_read(digests: &[reapi::Digest]) -> Result<(Vec<Result<Digest, Status>>, usize), Status> {
+    let bare_len = |digest: &reapi::Digest| reply::field_len(digest.encoded_len()) + READ_ITEM_OVERHEAD_LEN;
+    let mut len: usize = digests.iter().map(bare_len).sum();
+    if len > limits::REPLY_LEN_MAX {
+        let (count, max) = (digests.len(), limits::REPLY_LEN_MAX);
+        let text = format!("digests: an answer for {count} of them is longer than {max} bytes: use several calls");
+        return Err(Status::invalid(text));
+    }
+    let plan = |digest: &reapi::Digest| {
+        let digest = parse_digest(Some(digest), "digest")?;
+        // Invariant: the sizes together are at most `BATCH_TOTAL_SIZE_MAX`.
+        let with_blob = len + digest.size as usize;
+        if with_blob > limits::REPLY_LEN_MAX {
+            return Err(Status::new(Code::ResourceExhausted, "does not fit this reply: ask for it in another call"));
+        }
+        len = with_blob;
+        Ok(digest)
+    };
+    let items = digests.iter().map(plan).collect();
+    Ok((items, len))
+}
 
 async fn read_item<S: Store>(
     services: &Services<S>,
@@ -171,7 +190,7 @@ async fn read_item<S: Store>(
             Encoding::Identity => {
                 return Err(StoreError::Disk(format!("the read of {digest} ended after {len} bytes")).into());
             }
-            Encoding::Zstd if len <= size + READ_ITEM_EXTRA_LEN_MAX as u64 => return Ok((pieces, encoding)),
+            Encoding::Zstd if len <= size => return Ok((pieces, encoding)),
             // Why: what is longer than the raw form could make the reply too long for its client.
             Encoding::Zstd => {}
         }
@@ -179,10 +198,17 @@ async fn read_item<S: Store>(
     Err(Status::new(Code::Internal, "the store answered identity with zstd"))
 }
 
-/// `BatchReadBlobsResponse.responses` = 1: digest = 1, data = 2, status = 3, compressor = 4.
-fn put_read_item(reply: &mut ReplyBuilder, digest: &Digest, item: Result<(Vec<Bytes>, Encoding), Status>) {
+/// `BatchReadBlobsResponse.responses` = 1: digest = 1, data = 2, status = 3, compressor = 4. Error texts are cut down to
+/// what is left of `texts_len`.
+fn put_read_item(
+    reply: &mut ReplyBuilder,
+    digest: &reapi::Digest,
+    item: Result<(Vec<Bytes>, Encoding), Status>,
+    texts_len: &mut usize,
+) {
     let mut head = ReplyBuilder::default();
-    head.digest(1, digest);
+    head.field(1, digest.encoded_len());
+    head.copy(&digest.encode_to_vec());
     let pieces = match item {
         Ok((pieces, encoding)) => {
             // Why: an empty status is OK, and clients that look for one find it.
@@ -193,10 +219,13 @@ fn put_read_item(reply: &mut ReplyBuilder, digest: &Digest, item: Result<(Vec<By
             head.field(2, pieces_len(&pieces));
             pieces
         }
-        Err(status) => {
-            let mut message = status.message;
-            message.truncate(message.floor_char_boundary(READ_ITEM_EXTRA_LEN_MAX - 16));
-            let status = prost::Message::encode_to_vec(&item_status(status.code, message));
+        Err(Status { code, mut message }) => {
+            // Headers of the text, and of longer messages around it.
+            const HEADERS_LEN: usize = 4;
+            let room = texts_len.saturating_sub(HEADERS_LEN).min(READ_ITEM_TEXT_LEN_MAX);
+            message.truncate(message.floor_char_boundary(room));
+            *texts_len = texts_len.saturating_sub(message.len() + HEADERS_LEN);
+            let status = item_status(code, message).encode_to_vec();
             head.field(3, status.len());
             head.copy(&status);
             Vec::new()
@@ -241,11 +270,10 @@ pub async fn splice_blob<S: Store>(
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
-    use prost::Message;
 
     use super::*;
     use crate::pure::digest::{EMPTY, Hash};
-    use crate::service::testing::{self, wire};
+    use crate::service::testing::{self, Collected, wire};
     use crate::store::fake::{FakeStore, digest_of, raw_of, zstd_of};
     use crate::wire::reapi::{
         BatchReadBlobsResponse, Digest as WireDigest, FindMissingBlobsRequest, FindMissingBlobsResponse,
@@ -290,7 +318,8 @@ mod tests {
     ) -> Result<Vec<batch_read_blobs_response::Response>, Status> {
         let request = BatchReadBlobsRequest { digests, acceptable_compressors, ..BatchReadBlobsRequest::default() };
         let request = request.encode_to_vec().into();
-        let reply = batch_read_blobs(services, &CallContext::default(), request).now_or_never().expect("ready")?;
+        let (context, mut out) = (CallContext::default(), Collected::default());
+        let reply = batch_read_blobs(services, &context, request, &mut out).now_or_never().expect("ready")?;
         assert!(pieces_len(&reply) <= limits::REPLY_LEN_MAX);
         Ok(BatchReadBlobsResponse::decode(&reply.concat()[..]).expect("a message").responses)
     }
@@ -423,7 +452,7 @@ mod tests {
             assert_eq!(items.iter().map(|item| item.digest.clone().expect("set")).collect::<Vec<_>>(), digests);
             for (item, blob) in items.iter().zip(&blobs) {
                 assert_eq!(item.status, Some(rpc::Status::default()));
-                let zstd = prefers && acceptable.contains(&1) && !blob.is_empty();
+                let zstd = prefers && acceptable.contains(&1) && zstd_of(blob).len() <= blob.len();
                 assert_eq!(item.compressor, i32::from(zstd));
                 let raw = if zstd { raw_of(&item.data).expect("zstd") } else { item.data.to_vec() };
                 assert!(raw == *blob, "{:?}", item.digest);
@@ -432,25 +461,67 @@ mod tests {
         }
     }
 
-    /// Goal: no reply is too long for a client, whether through blobs or through their number; payload is not copied.
+    /// Goal: no reply is too long for a client, whether through blobs, their number, or error texts; what a batch within
+    /// the announced limit asks for is served as far as it fits; payload is not copied; memory is taken for all of it.
+    /// Method: batches at the limits.
     #[test]
     fn batch_read_stays_below_the_limit() {
         let tested = testing::services();
         let data = Bytes::from(vec![3u8; limits::BATCH_TOTAL_SIZE_MAX]);
         let full = wire(tested.0.add(data.clone())).expect("some");
         let request = BatchReadBlobsRequest { digests: vec![full.clone()], ..Default::default() };
-        let context = CallContext::default();
-        let reply = batch_read_blobs(&tested.1, &context, request.encode_to_vec().into()).now_or_never();
+        let (context, mut out) = (CallContext::default(), Collected::default());
+        let reply = batch_read_blobs(&tested.1, &context, request.encode_to_vec().into(), &mut out).now_or_never();
         let reply = reply.expect("ready").expect("fits");
-        assert!(pieces_len(&reply) <= limits::REPLY_LEN_MAX);
+        assert!((pieces_len(&reply)..=limits::REPLY_LEN_MAX).contains(&out.held));
         assert!(reply.iter().any(|piece| piece.as_ptr() == data.as_ptr()), "by handle");
         let one = wire(tested.0.add("1")).expect("some");
         assert_eq!(code(read(&tested, vec![full, one.clone()], vec![])), Code::InvalidArgument);
-        assert_eq!(code(read(&tested, vec![one.clone(); 10_000], vec![])), Code::Ok);
-        assert_eq!(code(read(&tested, vec![one; 20_000], vec![])), Code::InvalidArgument);
-        let bad = WireDigest { hash: "no".into(), size_bytes: 1 };
-        let error = read(&tested, vec![bad], vec![]).expect_err("a bad digest");
-        assert!(error.message.starts_with("digests[0]: hash must be"), "{error}");
+        let small = wire(tested.0.add(vec![1; 300])).expect("some");
+        let third = wire(tested.0.add(vec![2; 1 << 20])).expect("some");
+        let gone = WireDigest { hash: "0".repeat(64), size_bytes: 1 };
+        // The number of items, of which so many are read.
+        let cases = [
+            (vec![small; 8000], 8000),
+            (vec![one.clone(); 40_000], 40_000),
+            ([vec![third; 3], vec![one; 20_000]].concat(), 3),
+            (vec![gone; 40_000], 0),
+        ];
+        for (digests, expected) in cases {
+            let items = read(&tested, digests.clone(), vec![]).expect("within the announced limit");
+            let ok = items.iter().filter(|item| item.status.as_ref().is_some_and(|status| status.code == 0)).count();
+            assert!(ok >= expected && items.len() == digests.len(), "{ok} of {}", digests.len());
+            assert!(items.iter().zip(&digests).all(|(item, digest)| item.digest.as_ref() == Some(digest)));
+        }
+        let one = WireDigest { hash: "0".repeat(64), size_bytes: 0 };
+        assert_eq!(code(read(&tested, vec![one; 60_000], vec![])), Code::InvalidArgument);
+    }
+
+    /// Goal: what does not fit a reply is RESOURCE_EXHAUSTED by item, and fits the next one; a malformed digest is its
+    /// item's trouble. Method: more small blobs than one reply has room for, asked for until all are here.
+    #[test]
+    fn batch_read_answers_by_item() {
+        let tested = testing::services();
+        let mut digests = vec![wire(tested.0.add(vec![9; 60])).expect("some"); 30_000];
+        let mut calls = 0;
+        while !digests.is_empty() {
+            let items = read(&tested, digests, vec![]).expect("within the announced limit");
+            let status = |item: &batch_read_blobs_response::Response| item.status.clone().expect("set").code;
+            assert!(items.iter().all(|item| status(item) == 0 && item.data == [9; 60][..] || status(item) == 8));
+            digests = items.into_iter().filter(|item| status(item) != 0).filter_map(|item| item.digest).collect();
+            calls += 1;
+        }
+        assert_eq!(calls, 2);
+        let good = wire(tested.0.add("good")).expect("some");
+        let bad = [("no", 1), ("", 0), (&"A".repeat(64)[..], 1), (&"0".repeat(64)[..], -1)];
+        let bad = bad.map(|(hash, size_bytes)| WireDigest { hash: hash.into(), size_bytes });
+        let items = read(&tested, [&bad[..], &[good]].concat(), vec![]).expect("the call as a whole is well");
+        for (item, bad) in items.iter().zip(&bad) {
+            let status = item.status.as_ref().expect("set");
+            assert_eq!((status.code, item.digest.as_ref()), (Code::InvalidArgument as i32, Some(bad)));
+            assert!(status.message.starts_with("digest: "), "{status:?}");
+        }
+        assert_eq!(items[4].data, "good");
     }
 
     /// Goal: damage and trouble of one item are that item's; long texts do not break the reply's limit.
@@ -465,7 +536,7 @@ mod tests {
             let items = read(&tested, digests.clone(), vec![]).expect("the call as a whole is well");
             let status = items[0].status.clone().expect("set");
             assert_eq!(status.code, expected as i32);
-            assert!(status.message.len() <= READ_ITEM_EXTRA_LEN_MAX);
+            assert!(!status.message.is_empty() && status.message.len() <= READ_ITEM_TEXT_LEN_MAX);
             assert_eq!(items[1].data, "here");
         }
     }

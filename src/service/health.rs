@@ -8,7 +8,7 @@ use super::{CallContext, Outgoing, Reply, SERVICES, Services, Status, decode, re
 use crate::rt::local::{Event, Local};
 use crate::store::Store;
 use crate::wire::health::health_check_response::ServingStatus;
-use crate::wire::health::{HealthCheckRequest, HealthCheckResponse, HealthListResponse};
+use crate::wire::health::{HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse};
 
 /// Whether this core serves. Clones share the value; changes wake every `Watch` of this core.
 #[derive(Clone)]
@@ -59,7 +59,8 @@ pub async fn check<S: Store>(services: &Services<S>, _context: &CallContext, req
 }
 
 /// `List`.
-pub async fn list<S: Store>(services: &Services<S>, _context: &CallContext, _request: Bytes) -> Result<Reply, Status> {
+pub async fn list<S: Store>(services: &Services<S>, _context: &CallContext, request: Bytes) -> Result<Reply, Status> {
+    let HealthListRequest {} = decode(request)?;
     let status = message(services.health.status());
     let names = SERVICES.iter().copied().chain([""]);
     let statuses: BTreeMap<_, _> = names.map(|name| (name.to_owned(), status)).collect();
@@ -123,6 +124,9 @@ mod tests {
         let reply = list(&services, &context, Bytes::new()).now_or_never().expect("ready").expect("served");
         let list = HealthListResponse::decode(&reply.concat()[..]).expect("a message");
         assert_eq!(list.statuses.len(), SERVICES.len() + 1);
+        let malformed =
+            super::list(&services, &context, Bytes::from_static(b"\x0a\x05")).now_or_never().expect("ready");
+        assert_eq!(malformed.map_err(|status| status.code), Err(Code::InvalidArgument));
     }
 
     /// Goal: a watcher sees the state at once, then changes only, and goes on for ever. Method: poll by hand, with

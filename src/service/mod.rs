@@ -46,6 +46,13 @@ pub trait Outgoing {
         Ok(())
     }
 
+    /// Takes memory for `len` bytes of reply that the handler is about to make or read, after waiting for it: so that
+    /// clients which do not read make the server hold no more than its limit. The call has it until its messages have
+    /// gone out; a larger `len` later takes the place of this one.
+    async fn hold(&mut self, _len: usize) -> Result<(), Status> {
+        Ok(())
+    }
+
     /// Names what the call is about, for the access log.
     fn note_resource(&mut self, _name: &str) {}
 }

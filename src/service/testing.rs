@@ -19,11 +19,13 @@ pub fn services() -> (FakeStore, Services<FakeStore>) {
 pub struct Collected {
     pub messages: Vec<Reply>,
     pub room: usize,
+    /// What the handler last asked to hold, in bytes.
+    pub held: usize,
 }
 
 impl Default for Collected {
     fn default() -> Self {
-        Self { messages: Vec::new(), room: usize::MAX }
+        Self { messages: Vec::new(), room: usize::MAX, held: 0 }
     }
 }
 
@@ -39,6 +41,11 @@ impl Outgoing for Collected {
             return Err(Status::new(super::Code::Cancelled, "the client went away"));
         }
         self.messages.push(message);
+        Ok(())
+    }
+
+    async fn hold(&mut self, len: usize) -> Result<(), Status> {
+        self.held = len;
         Ok(())
     }
 }

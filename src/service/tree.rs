@@ -35,7 +35,8 @@ pub async fn get_tree<S: Store>(
         })?),
     };
 
-    let mut walk = Walk::new(services.store.clone(), vec![root]);
+    out.hold(limits::GET_TREE_HELD_LEN).await?;
+    let mut walk = Walk::new(services.store.clone(), vec![root], limits::DIRECTORIES_MAX);
     let mut page = Page::default();
     let mut passed = after.is_none();
     while let Some(visit) = walk.next().await.map_err(stop_status)? {
@@ -69,7 +70,7 @@ pub async fn get_tree<S: Store>(
 
 fn stop_status(stop: WalkStop) -> Status {
     match stop {
-        WalkStop::TooMany | WalkStop::TooDeep | WalkStop::TooLong(_) => {
+        WalkStop::TooMany(_) | WalkStop::TooDeep | WalkStop::TooLong(_) => {
             Status::new(Code::FailedPrecondition, stop.to_string())
         }
         WalkStop::Store(error) => error.into(),
@@ -293,8 +294,16 @@ mod tests {
         tested.0.remove(a);
         assert_eq!(code(pages(&tested, root, 0, &token)), Code::InvalidArgument, "its place is gone");
         assert_eq!(names(&pages(&tested, root, 0, "").expect("valid")), ["root", "b"]);
-        let too_long = Digest { size: limits::DIRECTORY_LEN_MAX + 1, ..root };
-        assert_eq!(code(pages(&tested, too_long, 0, "")), Code::FailedPrecondition);
+        // A Directory that cannot be sent is an error only where it is here.
+        let size = limits::DIRECTORY_LEN_MAX + 1;
+        let absent_long = Digest { size, ..root };
+        assert_eq!(code(pages(&tested, absent_long, 0, "")), Code::NotFound);
+        let above = add(&tested.0, "above", &[absent_long, b]);
+        assert_eq!(names(&pages(&tested, above, 0, "").expect("valid")), ["above", "b"]);
+        let long = tested.0.add(vec![0; size as usize]);
+        assert_eq!(code(pages(&tested, long, 0, "")), Code::FailedPrecondition);
+        let above = add(&tested.0, "above", &[b, long]);
+        assert_eq!(code(pages(&tested, above, 0, "")), Code::FailedPrecondition);
         let many: Vec<_> =
             (0..7).map(|i| add(&tested.0, &format!("many {i}"), &absent(i * 40_000..(i + 1) * 40_000))).collect();
         let many = add(&tested.0, "many", &many);

@@ -30,9 +30,46 @@ impl<S: Store> Complete<S> {
         Self { inner, check, walks: Permits::new(limits::CHECK_WALKS_MAX) }
     }
 
-    async fn is_complete(&self, action_result: &[u8]) -> Result<bool, StoreError> {
-        let Ok(references) = References::of(action_result) else { return Ok(false) };
-        if !self.are_present(references.blobs).await? {
+    /// As `action_get`. `hold` is asked for memory before anything long is kept or checked: it may wait, and end the call.
+    pub async fn action_get_held<E: From<StoreError>>(
+        &self,
+        key: ActionKey,
+        hold: impl AsyncFnOnce(usize) -> Result<(), E>,
+    ) -> Result<Option<ActionEntry>, E> {
+        let Some(mut entry) = self.inner.action_get(key).await? else { return Ok(None) };
+        let is_long = |entry: &ActionEntry| entry.data.len() > limits::ACTION_RESULT_HELD_LEN_MAX;
+        let references = if self.check && !is_long(&entry) { References::of(&entry.data).ok() } else { None };
+        let is_costly = |references: &References| !references.trees.is_empty() || !references.roots.is_empty();
+        if is_long(&entry) {
+            // Why read again: nothing that long is kept while it waits for memory.
+            drop(entry);
+            hold(limits::ACTION_HELD_LEN).await?;
+            match self.inner.action_get(key).await? {
+                Some(again) => entry = again,
+                None => return Ok(None),
+            }
+        } else if references.as_ref().is_some_and(is_costly) {
+            hold(limits::ACTION_HELD_LEN).await?;
+        }
+        if !self.check {
+            return Ok(Some(entry));
+        }
+        let references = references.or_else(|| References::of(&entry.data).ok());
+        let is_complete = match references {
+            Some(references) => self.is_complete(references).await?,
+            None => false,
+        };
+        if is_complete {
+            return Ok(Some(entry));
+        }
+        // Why: a newer version, stored meanwhile, stays.
+        self.inner.action_drop(key, entry.version).await?;
+        Ok(None)
+    }
+
+    async fn is_complete(&self, references: References) -> Result<bool, StoreError> {
+        let tree_bytes = references.trees.iter().fold(0u64, |sum, tree| sum.saturating_add(tree.size));
+        if tree_bytes > limits::TREE_LEN_MAX || !self.are_present(references.blobs).await? {
             return Ok(false);
         }
         for tree in references.trees {
@@ -40,7 +77,7 @@ impl<S: Store> Complete<S> {
                 return Ok(false);
             }
         }
-        if references.roots.is_empty() { Ok(true) } else { self.have_closures(references.roots).await }
+        if references.roots.is_empty() { Ok(true) } else { self.have_closure(references.roots).await }
     }
 
     async fn are_present(&self, mut digests: Vec<Digest>) -> Result<bool, StoreError> {
@@ -53,9 +90,6 @@ impl<S: Store> Complete<S> {
 
     /// Reads the Tree as it comes and asks for its files in groups, so that memory does not grow with it.
     async fn has_files_of_tree(&self, tree: Digest) -> Result<bool, StoreError> {
-        if tree.size > limits::TREE_LEN_MAX {
-            return Ok(false);
-        }
         let mut blob = match self.inner.get(Get::whole(tree, Accept::Identity)).await {
             Ok(Some(blob)) => blob,
             Ok(None) | Err(StoreError::Lost { .. }) => return Ok(false),
@@ -84,10 +118,11 @@ impl<S: Store> Complete<S> {
         Ok(scanner.finish().is_ok() && self.are_present(files).await?)
     }
 
-    /// Whether every Directory below the roots is here, and every file in them.
-    async fn have_closures(&self, roots: Vec<Digest>) -> Result<bool, StoreError> {
+    /// Whether every Directory below the roots is here, and every file in them. One walk for all roots: they may have
+    /// most of what is below them in common.
+    async fn have_closure(&self, roots: Vec<Digest>) -> Result<bool, StoreError> {
         let _turn = self.walks.take().await;
-        let mut walk = Walk::new(self.inner.clone(), roots);
+        let mut walk = Walk::new(self.inner.clone(), roots, limits::ACTION_DIRECTORIES_MAX);
         let mut waiting = Vec::new();
         loop {
             match walk.next().await {
@@ -95,7 +130,7 @@ impl<S: Store> Complete<S> {
                 Ok(Some(Visit::Absent { .. } | Visit::Invalid { .. })) => return Ok(false),
                 Ok(None) => return self.are_present(waiting).await,
                 // Why: what cannot be checked cannot be promised.
-                Err(WalkStop::TooMany | WalkStop::TooDeep | WalkStop::TooLong(_)) => return Ok(false),
+                Err(WalkStop::TooMany(_) | WalkStop::TooDeep | WalkStop::TooLong(_)) => return Ok(false),
                 Err(WalkStop::Store(error)) => return Err(error),
             }
             if waiting.len() >= limits::CHECK_DIGESTS_MAX && !self.are_present(std::mem::take(&mut waiting)).await? {
@@ -129,13 +164,7 @@ impl<S: Store> Store for Complete<S> {
     }
 
     async fn action_get(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
-        let Some(entry) = self.inner.action_get(key).await? else { return Ok(None) };
-        if !self.check || self.is_complete(&entry.data).await? {
-            return Ok(Some(entry));
-        }
-        // Why: a newer version, stored meanwhile, stays.
-        self.inner.action_drop(key, entry.version).await?;
-        Ok(None)
+        self.action_get_held(key, async |_| Ok(())).await
     }
 
     async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError> {

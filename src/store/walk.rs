@@ -1,4 +1,4 @@
-//! Everything below a root Directory, each distinct Directory once.
+//! Everything below some root Directories, each distinct Directory once.
 //!
 //! Breadth first, with a queue and a set instead of a call stack, because depth and fan-out are the client's choice: a
 //! chain of any length costs no stack, and a graph that names the same Directories along 2^n paths costs n reads.
@@ -31,8 +31,8 @@ pub enum Visit {
 /// Why a walk stops.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WalkStop {
-    #[error("there are more than {} directories below the root", limits::DIRECTORIES_MAX)]
-    TooMany,
+    #[error("there are more than {0} directories below the root")]
+    TooMany(usize),
     #[error("there are directories more than {} levels below the root", limits::DIRECTORY_DEPTH_MAX)]
     TooDeep,
     #[error("directory {0} is longer than {max} bytes", max = limits::DIRECTORY_LEN_MAX)]
@@ -53,15 +53,17 @@ pub struct Walk<S> {
     read: VecDeque<(Digest, Option<Vec<Bytes>>)>,
     /// Everything that was ever in `queue`.
     seen: HashSet<Digest>,
+    /// Distinct Directories at most.
+    max: usize,
 }
 
 impl<S: Store> Walk<S> {
-    /// A walk from `roots`, which share what they have below them.
-    pub fn new(store: S, mut roots: Vec<Digest>) -> Self {
+    /// Walks what is below `roots`, each of them once and sharing what they have below them; at most `max` Directories.
+    pub fn new(store: S, mut roots: Vec<Digest>, max: usize) -> Self {
         let mut seen = HashSet::new();
         roots.retain(|root| seen.insert(*root));
         let left_of_level = roots.len();
-        Self { store, queue: roots.into(), left_of_level, depth: 0, read: VecDeque::new(), seen }
+        Self { store, queue: roots.into(), left_of_level, depth: 0, read: VecDeque::new(), seen, max }
     }
 
     /// The next Directory; `None` at the end.
@@ -92,8 +94,8 @@ impl<S: Store> Walk<S> {
                 self.queue.push_back(digest);
             }
         }
-        if self.seen.len() > limits::DIRECTORIES_MAX {
-            return Err(WalkStop::TooMany);
+        if self.seen.len() > self.max {
+            return Err(WalkStop::TooMany(self.max));
         }
         Ok(Some(Visit::Present { digest, pieces, files }))
     }
@@ -103,7 +105,16 @@ impl<S: Store> Walk<S> {
         let (mut next, mut len) = (Vec::new(), 0);
         while let Some(&digest) = self.queue.front() {
             if digest.size > limits::DIRECTORY_LEN_MAX {
-                return Err(WalkStop::TooLong(digest));
+                // Why asked only when its turn has come: what stands before it goes out first, in the same order anywhere.
+                if !next.is_empty() {
+                    break;
+                }
+                if !self.store.find_missing(vec![digest]).await?.contains(&true) {
+                    return Err(WalkStop::TooLong(digest));
+                }
+                self.queue.pop_front();
+                self.read.push_back((digest, None));
+                return Ok(());
             }
             len += digest.size;
             let full = next.len() == limits::BATCH_CONCURRENCY || len > limits::TREE_PAGE_LEN_MAX;

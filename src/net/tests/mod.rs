@@ -3,6 +3,7 @@
 mod byte_stream;
 mod calls;
 mod connections;
+mod memory;
 mod slow_store;
 
 use std::rc::Rc;
@@ -28,6 +29,7 @@ use slow_store::SlowStore;
 const READ: &str = "/google.bytestream.ByteStream/Read";
 const WRITE: &str = "/google.bytestream.ByteStream/Write";
 const QUERY: &str = "/google.bytestream.ByteStream/QueryWriteStatus";
+const BATCH_READ: &str = "/build.bazel.remote.execution.v2.ContentAddressableStorage/BatchReadBlobs";
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 const UUID: &str = "0e4ba3ae-07b1-4b22-8d0c-6d5e3a7fd2d5";
 
@@ -65,7 +67,7 @@ fn with_server(test: impl AsyncFnOnce(&Harness)) {
 }
 
 fn with_stream_window(stream_window: u32, test: impl AsyncFnOnce(&Harness)) {
-    with_options(Settings { stream_window }, Options::default(), test);
+    with_options(Settings { stream_window, ..Default::default() }, Options::default(), test);
 }
 
 fn with_options(settings: Settings, options: Options, test: impl AsyncFnOnce(&Harness)) {
