@@ -27,6 +27,9 @@ pub const REPLY_LEN_MAX: usize = (4 << 20) - (4 << 10);
 pub const ACTION_RESULT_LEN_MAX: usize = 3 << 20;
 /// Bytes of a stored ActionResult that may be read before there is memory for the reply.
 pub const ACTION_RESULT_HELD_LEN_MAX: usize = 16 << 10;
+/// Bytes held while an ActionResult is read, whose length nobody knows before: most are far shorter, and the longest are
+/// a few times as long.
+pub const ACTION_READ_HELD_LEN: usize = 1 << 20;
 /// Bytes held while a long ActionResult, or one that names Trees or root Directories, is checked and answered.
 pub const ACTION_HELD_LEN: usize = 4 << 20;
 /// Items of one batch call, or Directories of one walk, that are worked on at a time.
@@ -100,6 +103,8 @@ pub const CONNECTION_REPLIES_LEN: usize = 5 << 20;
 pub const MESSAGE_MEMORY_PART: u64 = 8;
 /// What a core has for each of the two at least, whatever the memory limit: two of the largest messages.
 pub const MESSAGE_MEMORY_MIN: usize = 2 * GRPC_MESSAGE_LEN_MAX;
+/// And at most: more in flight makes nothing faster.
+pub const MESSAGE_MEMORY_MAX: usize = 128 << 20;
 /// Requests of one connection that may wait for memory half-sent; then its youngest is refused. Why so few: what they
 /// were sent stays in their windows, and all of these together must leave half of the connection's window to others.
 pub const REQUESTS_WAITING_MAX: usize = HTTP2_CONNECTION_WINDOW_STREAMS as usize / 2;

@@ -99,7 +99,8 @@ pub async fn run(kit: Kit) {
     let router = router.start(worker.clone(), ShardMap::new(shards, cores as u16));
     let health = Health::new(true);
     let services = Services::new(router, Rc::new(options), health.clone());
-    let message_memory = share(config.memory_limit / limits::MESSAGE_MEMORY_PART).max(limits::MESSAGE_MEMORY_MIN);
+    let message_memory = share(config.memory_limit / limits::MESSAGE_MEMORY_PART)
+        .clamp(limits::MESSAGE_MEMORY_MIN, limits::MESSAGE_MEMORY_MAX);
     let server = Server::new(services, Settings { stream_window: config.stream_window, message_memory });
     if let Some((listener, targets)) = accepting {
         rt::spawn(accept::run(Listener::adopt(listener), targets));

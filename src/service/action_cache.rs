@@ -27,6 +27,7 @@ pub async fn get_action_result<S: Store>(
     let request: GetActionResultRequest = decode(request)?;
     check_digest_function(request.digest_function)?;
     let key = action_key(services, &request.instance_name, request.action_digest.as_ref())?;
+    out.hold(limits::ACTION_READ_HELD_LEN).await?;
     let entry = services.store.action_get_held(key, async |len| out.hold(len).await).await?;
     let Some(entry) = entry else { return Err(miss()) };
     let files = !request.inline_output_files.is_empty();
@@ -376,7 +377,7 @@ mod tests {
         let result = ActionResult { output_files: vec![file(&path, store.add("here"))], ..Default::default() };
         assert_eq!(held(result), (true, limits::ACTION_HELD_LEN));
         let result = ActionResult { output_files: vec![file("short", store.add("here"))], ..Default::default() };
-        assert_eq!(held(result), (true, 0));
+        assert_eq!(held(result), (true, limits::ACTION_READ_HELD_LEN));
     }
 
     /// Goal: contents that stand inline in a stored entry do not make up for an absent blob, a broken Tree is a miss,
