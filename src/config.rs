@@ -34,7 +34,7 @@ pub struct Flags {
     /// Executors: a number, or a list of CPUs such as 0-15. Default: one for each CPU that the process may use.
     #[arg(long, env = "RINGCAS_CORES")]
     cores: Option<String>,
-    /// Memory that clients can make the server hold, such as 4G or 512M. Default: half of the machine or the cgroup.
+    /// Memory for messages, reads, decoders and hot records, such as 4G or 512M. Default: half of the machine or the cgroup.
     #[arg(long, env = "RINGCAS_MEMORY_LIMIT", value_parser = bytes)]
     memory_limit: Option<u64>,
     /// Memory for hot small records, part of the memory limit. Default: a quarter of it.
