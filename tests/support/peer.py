@@ -61,7 +61,9 @@ class Peer:
         self.socket = connect(port)
         self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
         if window is not None:
-            self.h2.local_settings[h2.settings.SettingCodes.INITIAL_WINDOW_SIZE] = window
+            # As initial values: a change made later is announced by a SETTINGS frame of its own, and holds from its ACK.
+            codes = h2.settings.SettingCodes
+            self.h2.local_settings = h2.settings.Settings(client=True, initial_values={codes.INITIAL_WINDOW_SIZE: window})
         self.h2.initiate_connection()
         self.answers: dict[int, Answer] = {}
         self.pongs = 0
