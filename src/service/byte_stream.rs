@@ -225,10 +225,11 @@ async fn upload<S: Store, I: Incoming>(
             };
         }
         if !messages.read_more().await? {
-            drop(upload);
-            // Why asked, not counted: the store takes the last bytes in later, and goes on only where it said it stands.
-            let committed = store.upload_status(upload_key(name)).await?.committed;
-            return Ok(Ending::Kept { committed });
+            return match upload.suspend().await {
+                Ok(committed) => Ok(Ending::Kept { committed }),
+                Err(UploadEnd::AlreadyPresent) => Ok(Ending::Present),
+                Err(UploadEnd::Failed(error)) => Err(error.into()),
+            };
         }
     }
 }

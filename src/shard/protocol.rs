@@ -29,6 +29,8 @@ pub enum UploadMessage {
     Write(Vec<Bytes>),
     /// The last body bytes.
     Finish { data: Vec<Bytes>, reply: ReplyTo<Result<PutOutcome, StoreError>> },
+    /// The last body bytes for now; answered by what is committed once they are parked.
+    Suspend { data: Vec<Bytes>, reply: ReplyTo<Result<u64, UploadEnd>> },
 }
 
 /// The owner has consumed a write, or the upload has ended.

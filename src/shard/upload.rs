@@ -77,6 +77,17 @@ impl Upload for UploadHandle {
             UploadEnd::Failed(error) => Err(error),
         }
     }
+
+    async fn suspend(mut self) -> Result<u64, UploadEnd> {
+        let (reply_to, reply) = channel::reply();
+        let message = UploadMessage::Suspend { data: self.take_gathered(), reply: reply_to };
+        if self.messages.send(message).await.is_ok()
+            && let Ok(committed) = reply.recv().await
+        {
+            return committed;
+        }
+        Err(self.end().await)
+    }
 }
 
 impl Drop for UploadHandle {
@@ -382,6 +393,15 @@ impl<D: BlobDisk> Task<D> {
                     };
                     uploads.end(&self.key, &self.running);
                     return reply.send(outcome);
+                }
+                Either::Left(Some(UploadMessage::Suspend { data, reply })) => {
+                    if let Err(end) = self.consume(data).await {
+                        uploads.end(&self.key, &self.running);
+                        return reply.send(Err(end));
+                    }
+                    let key = self.key.clone();
+                    uploads.park(self.key, &self.running, self.session);
+                    return reply.send(Ok(uploads.report(&key)));
                 }
             }
         }

@@ -127,6 +127,9 @@ pub trait Upload {
     async fn write(&mut self, data: Vec<Bytes>) -> Result<(), UploadEnd>;
     /// The client set `finish_write`: verifies and publishes.
     async fn finish(self) -> Result<PutOutcome, StoreError>;
+    /// The client stopped before the end: parks what has been handed over, and says how many raw bytes are committed,
+    /// which is where it may go on.
+    async fn suspend(self) -> Result<u64, UploadEnd>;
 }
 
 /// Where an upload stands.

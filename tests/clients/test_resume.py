@@ -48,6 +48,21 @@ def cut_part(address: str, name: str, pieces, offset: int, expected: int) -> int
         return status.committed_size
 
 
+@pytest.mark.parametrize("size", [2, 3000, 262_145, MIB + 1, 9 * MIB + 321])
+def test_a_half_close_says_how_much_is_kept(server, size):
+    # All that was sent counts, on whichever core, and the answer is where QueryWriteStatus and a resume go on.
+    for _ in range(8):
+        content = unique(size)
+        data, half = content.bytes(), size // 2
+        name = upload_name(content.hash, size)
+        with Client(server.address) as client:
+            assert client.write(name, [data[:half]], finish=False) == half
+            status = client.write_status(name)
+            assert (status.committed_size, status.complete) == (half, False)
+            assert client.write(name, [data[half:]], half) == size
+            check_read(client, blob_name(content.hash, size), content)
+
+
 @pytest.mark.parametrize("size", [3000, 200_000, 9 * MIB + 321])
 def test_unknown_and_complete(server, size):
     content = unique(size)

@@ -93,6 +93,11 @@ impl Upload for SlowUpload {
         self.store.pass().await;
         self.inner.finish().await
     }
+
+    async fn suspend(self) -> Result<u64, UploadEnd> {
+        self.store.pass().await;
+        self.inner.suspend().await
+    }
 }
 
 impl Store for SlowStore {

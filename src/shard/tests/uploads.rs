@@ -78,9 +78,19 @@ fn a_cut_upload_resumes_where_it_stands() {
                     break;
                 }
                 cuts_left -= 1;
-                drop(upload);
+                let said = match random.below(2) {
+                    0 => Some(upload.suspend().await.expect("consumed")),
+                    _ => {
+                        drop(upload);
+                        None
+                    }
+                };
                 if random.below(2) == 0 {
                     settle(&worker).await;
+                }
+                if let (Some(committed), 0) = (said, random.below(2)) {
+                    offset = committed;
+                    continue;
                 }
                 let status = worker.upload_status(&key).await.expect("no error");
                 assert!(status.committed >= offset && !status.complete);
