@@ -79,6 +79,8 @@ pub const HTTP2_CONNECTION_WINDOW_STREAMS: u32 = 16;
 pub const HTTP2_SEND_BUFFER_LEN: usize = 256 << 10;
 /// How long a new connection may take to send the HTTP/2 preface.
 pub const HTTP2_PREFACE_MS: u64 = 10_000;
+/// How long a connection that has no calls may take to answer the PING of a drain's GOAWAY.
+pub const HTTP2_FAREWELL_MS: u64 = 1000;
 /// Streams whose early answer cut off a request body, remembered at a time so that what is in flight for them is
 /// dropped quietly, and for how long. Each costs about 500 bytes.
 pub const HTTP2_RESET_STREAMS_MAX: usize = 2048;

@@ -1,5 +1,6 @@
 //! One HTTP/2 connection: its limits, its turns, its end.
 
+use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
@@ -74,7 +75,7 @@ async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
         .max_local_error_reset_streams(Some(limits::HTTP2_STREAM_ERRORS_MAX))
         .handshake(io.clone());
     std::future::poll_fn(move |context| {
-        let result = std::pin::Pin::new(&mut handshake).poll(context);
+        let result = Pin::new(&mut handshake).poll(context);
         // A broken socket shows at the next read.
         let _ = io.poll_send(context);
         match result {
@@ -98,6 +99,7 @@ where
     S: Store,
 {
     let mut told = Phase::Serving;
+    let mut farewell: Option<time::Sleep> = None;
     let shares = server.shares();
     // Each poll is a turn: all that has come is read, all calls that came are started, all that they have said is sent.
     std::future::poll_fn(|context| {
@@ -106,7 +108,10 @@ where
             told = phase;
             match phase {
                 Phase::Serving => {}
-                Phase::Draining => connection.graceful_shutdown(),
+                Phase::Draining => {
+                    connection.graceful_shutdown();
+                    farewell = Some(time::sleep(server.farewell.get()));
+                }
                 // Why not `abrupt_shutdown`: it waits for a client that may not read.
                 Phase::Aborting => return Poll::Ready(Ok(())),
             }
@@ -118,6 +123,13 @@ where
                 Poll::Ready(None) => return Poll::Ready(Ok(())),
                 Poll::Pending => break,
             }
+        }
+        // Why: the goodbye ends with the answer to a PING, and a peer that is gone, or asleep, never sends it.
+        if farewell.as_mut().is_some_and(|wait| Pin::new(wait).poll(context).is_ready()) && !connection.has_streams() {
+            connection.abrupt_shutdown(h2::Reason::NO_ERROR);
+            let _ = connection.poll_accept(context);
+            let _ = io.poll_send(context);
+            return Poll::Ready(Ok(()));
         }
         if let Poll::Ready(Err(error)) = io.poll_send(context) {
             tracing::debug!(%error, "a connection broke");

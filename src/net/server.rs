@@ -66,6 +66,8 @@ pub struct Server<S> {
     pub(super) settings: Settings,
     /// How long a new connection may take to send the HTTP/2 preface.
     pub(super) preface_timeout: Cell<Duration>,
+    /// How long a connection without calls may take to answer when the server drains.
+    pub(super) farewell: Cell<Duration>,
     /// How long a client may send nothing: of a unary request that it has begun, and of a Write.
     pub(super) request_stall: Cell<Duration>,
     pub(super) write_idle: Cell<Duration>,
@@ -97,6 +99,7 @@ impl<S: Store> Server<S> {
             services,
             settings,
             preface_timeout: Cell::new(Duration::from_millis(limits::HTTP2_PREFACE_MS)),
+            farewell: Cell::new(Duration::from_millis(limits::HTTP2_FAREWELL_MS)),
             request_stall: Cell::new(Duration::from_millis(limits::REQUEST_STALL_MS)),
             write_idle: Cell::new(Duration::from_millis(limits::WRITE_IDLE_MS)),
             buffers: Buffers::default(),

@@ -8,6 +8,7 @@ import time
 import grpc
 import pytest
 
+import peer
 from content import unique
 from peer import Peer
 from reapi import BYTE_STREAM, CAPABILITIES, Client, blob_name, message, upload_name, write_requests
@@ -72,25 +73,35 @@ def test_what_is_in_flight_is_finished(fresh, number):
 
 def test_goaway_comes_first(fresh):
     server = fresh()
-    with Peer(server.port) as peer:
-        peer.call(f"{BYTE_STREAM}/Write")
-        assert peer.ping()
+    with Peer(server.port) as caller:
+        caller.call(f"{BYTE_STREAM}/Write")
+        assert caller.ping()
         server.signal(signal.SIGTERM)
-        assert peer.pump(lambda: peer.goaways), "no GOAWAY"
-        assert peer.goaways[0][0] == 0, "GOAWAY must say NO_ERROR"
+        assert caller.pump(lambda: caller.goaways), "no GOAWAY"
+        assert caller.goaways[0][0] == 0, "GOAWAY must say NO_ERROR"
         # The stream that is open keeps connection and process.
-        assert not peer.pump(lambda: peer.closed, 1)
+        assert not caller.pump(lambda: caller.closed, 2)
         assert server.process.poll() is None
     assert server.wait(20) == 0
 
 
 def test_an_idle_connection_does_not_hold_it(fresh):
     server = fresh()
-    with Peer(server.port) as peer:
-        assert peer.unary(f"{CAPABILITIES}/GetCapabilities", b"").grpc_status == 0
+    with Peer(server.port) as idle:
+        assert idle.unary(f"{CAPABILITIES}/GetCapabilities", b"").grpc_status == 0
         server.signal(signal.SIGTERM)
-        assert peer.pump(lambda: peer.closed, 5)
+        assert idle.pump(lambda: idle.closed, 5)
         assert server.wait(5) == 0
+
+
+def test_a_silent_connection_does_not_hold_it(fresh):
+    # Says its preface and never another word, also not to the PING that follows the GOAWAY.
+    server = fresh()
+    with peer.connect(server.port) as silent:
+        silent.sendall(peer.PREFACE + peer.frame(peer.SETTINGS, 0, 0))
+        assert silent.recv(1 << 16)
+        server.signal(signal.SIGTERM)
+        assert server.wait(10) == 0
 
 
 def test_the_wait_is_bounded(fresh):

@@ -253,6 +253,26 @@ fn drains() {
     });
 }
 
+/// Goal: a client that does not answer holds up a drain only while it has a call. Method: a raw peer that says its preface
+/// and is silent, with and without a Write that has begun.
+#[test]
+fn a_silent_client_does_not_hold_up_a_drain() {
+    with_server(async |harness| {
+        harness.server.farewell.set(Duration::from_millis(20));
+        let mut busy = raw_client(harness).await;
+        busy.write_all(&raw_frame(HEADERS, END_HEADERS, 1, &header_block(WRITE))).await.unwrap();
+        harness.until("the call runs", || harness.server.counters.calls_open.get() == 1).await;
+        let mut idle = raw_client(harness).await;
+        harness.until("both are open", || harness.server.counters.connections.get() == 2).await;
+        harness.server.drain();
+        let mut end = Vec::new();
+        time::timeout(Duration::from_secs(5), idle.read_to_end(&mut end)).await.expect("the idle one ends").unwrap();
+        assert_eq!(harness.server.counters.connections.get(), 1, "the busy one goes on");
+        drop(busy);
+        time::timeout(Duration::from_secs(5), harness.server.drained()).await.unwrap();
+    });
+}
+
 /// Goal: an abort cuts calls and connections at once. Method: a held call, then abort; `drained` must end.
 #[test]
 fn aborts() {
