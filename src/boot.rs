@@ -9,7 +9,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, ConfigError, Flags};
 use crate::limits;
-use crate::net::accept;
+use crate::metrics::export::{self, Facts};
+use crate::net::accept::{self, ConnectionsMax};
 use crate::percore::{self, Barrier, FirstCore, Kit};
 use crate::rt::cores::{self, CoreDied, StartError};
 use crate::rt::signal::{self, Shutdown};
@@ -66,16 +67,25 @@ fn serve(flags: Flags) -> Result<(), Failure> {
         ack: config.ack.into(),
     })?;
     let grpc = bind("--grpc_address", config.grpc_address)?;
-    announce(&config, &volume, &grpc);
+    let http = config.http_address.map(|address| bind("--http_address", address)).transpose()?;
+    announce(&config, &volume, &grpc, http.as_ref());
     let count = config.cores.len();
     let (pool, ports) = pool::wire(&volume, count);
     let routers = router::wire(count);
-    let (targets, inboxes) = accept::inboxes(count, limits::CONNECTIONS_MAX);
+    let connections = ConnectionsMax { grpc: limits::CONNECTIONS_MAX, http: limits::HTTP_CONNECTIONS_MAX };
+    let (targets, inboxes) = accept::inboxes(count, connections);
+    let facts = Facts {
+        prefix: config.metrics_prefix.text(),
+        is_enabled: config.endpoint_metrics,
+        max_size: volume.max_size(),
+        memory_limit: config.memory_limit,
+        started_s: rt::time::unix_seconds(),
+    };
     let (quiet, closed) = (Barrier::new(count), Barrier::new(count));
-    let mut first = Some(FirstCore { pool, listener: grpc, targets });
-    let mut parts = ports.into_iter().zip(routers).zip(inboxes);
+    let mut first = Some(FirstCore { pool, grpc, http, targets });
+    let mut parts = ports.into_iter().zip(routers).zip(inboxes).zip(export::wire(count, &facts));
     let running = cores::launch(&config.cores, &shutdown, |core| {
-        let ((port, router), inbox) = parts.next().expect("one part for each core");
+        let (((port, router), inbox), metrics) = parts.next().expect("one part for each core");
         let kit = Kit {
             core,
             config: config.clone(),
@@ -83,6 +93,7 @@ fn serve(flags: Flags) -> Result<(), Failure> {
             port,
             router,
             inbox,
+            metrics,
             first: first.take(),
             shutdown: shutdown.clone(),
             quiet: quiet.clone(),
@@ -110,8 +121,9 @@ fn bind(setting: &'static str, address: SocketAddr) -> Result<TcpListener, Failu
 }
 
 /// The start-up lines: what runs where, with which limits.
-fn announce(config: &Config, volume: &Volume, grpc: &TcpListener) {
+fn announce(config: &Config, volume: &Volume, grpc: &TcpListener, http: Option<&TcpListener>) {
     let address = grpc.local_addr().unwrap_or(config.grpc_address);
+    let http = http.and_then(|http| http.local_addr().ok());
     tracing::info!("ringcas {} on {} cores, {} shards", env!("CARGO_PKG_VERSION"), config.cores.len(), volume.shards(),);
     tracing::info!(
         "cache in {}: {:.3} GiB in segments of {} MiB, storage mode {:?}, acknowledged when {:?}",
@@ -131,8 +143,11 @@ fn announce(config: &Config, volume: &Volume, grpc: &TcpListener) {
     if address.ip().is_unspecified() {
         tracing::warn!("anyone who reaches {address} can read and write this cache: there is no access control yet");
     }
-    if let Some(http) = config.http_address {
-        tracing::warn!("nothing listens on {http}: HTTP is not served yet. `--http_address none` silences this line");
+    if let Some(http) = http.filter(|http| http.ip().is_unspecified()) {
+        tracing::warn!("anyone who reaches {http} can read /metrics and /status: there is no access control yet");
     }
-    tracing::info!("listening: grpc={address}");
+    match http {
+        Some(http) => tracing::info!("listening: grpc={address} http={http}"),
+        None => tracing::info!("listening: grpc={address}"),
+    }
 }

@@ -25,7 +25,7 @@ pub struct Flags {
     /// Where gRPC listens: [host]:port; port 0 picks a free one.
     #[arg(long, env = "RINGCAS_GRPC_ADDRESS", default_value = ":9092")]
     grpc_address: String,
-    /// Where HTTP will listen: [host]:port, or `none`. HTTP is not served yet.
+    /// Where HTTP listens, for /metrics and /status: [host]:port, or `none`; port 0 picks a free one.
     #[arg(long, env = "RINGCAS_HTTP_ADDRESS", default_value = ":8080")]
     http_address: String,
     /// How blobs stand on disk.
@@ -57,6 +57,13 @@ pub struct Flags {
     /// One log line for each request, or none.
     #[arg(long, env = "RINGCAS_ACCESS_LOG_LEVEL", default_value = "all")]
     access_log_level: AccessLog,
+    /// Serve /metrics on the HTTP port.
+    #[arg(long, env = "RINGCAS_ENABLE_ENDPOINT_METRICS", num_args = 0..=1, require_equals = true,
+          default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    enable_endpoint_metrics: bool,
+    /// What the names of metrics start with, but for grpc_server_*, http_* and process_*.
+    #[arg(long, env = "RINGCAS_METRICS_PREFIX", default_value = "bazel_remote")]
+    metrics_prefix: MetricsPrefix,
     /// Keep action results of different instance names apart.
     #[arg(long, env = "RINGCAS_ENABLE_AC_KEY_INSTANCE_MANGLING", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
@@ -102,6 +109,26 @@ impl From<Ack> for disk::Ack {
     }
 }
 
+/// `--metrics_prefix`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+#[value(rename_all = "snake_case")]
+pub enum MetricsPrefix {
+    /// bazel-remote's names, for its dashboards and alerts.
+    BazelRemote,
+    /// Our own.
+    Ringcas,
+}
+
+impl MetricsPrefix {
+    /// As it stands in front of `_`.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::BazelRemote => "bazel_remote",
+            Self::Ringcas => "ringcas",
+        }
+    }
+}
+
 /// `--access_log_level`.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessLog {
@@ -131,6 +158,8 @@ pub struct Config {
     pub max_blob_size: u64,
     pub shutdown_timeout: Duration,
     pub access_log: bool,
+    pub endpoint_metrics: bool,
+    pub metrics_prefix: MetricsPrefix,
     pub mangle_action_keys: bool,
 }
 
@@ -190,6 +219,8 @@ impl Flags {
             max_blob_size: self.max_blob_size,
             shutdown_timeout: self.shutdown_timeout,
             access_log: self.access_log_level == AccessLog::All,
+            endpoint_metrics: self.enable_endpoint_metrics,
+            metrics_prefix: self.metrics_prefix,
             mangle_action_keys: self.enable_ac_key_instance_mangling,
         })
     }

@@ -5,6 +5,7 @@
 pub mod boot;
 pub mod config;
 pub mod limits;
+pub mod metrics;
 pub mod net;
 pub mod percore;
 pub mod pure;

@@ -136,8 +136,23 @@ const _: () = assert!(ACTION_RESULT_LEN_MAX <= ACTION_HELD_LEN && ACTION_HELD_LE
 const CONNECTION_WINDOW_DEFAULT: usize = (HTTP2_STREAM_WINDOW * HTTP2_CONNECTION_WINDOW_STREAMS) as usize;
 /// The part of the memory limit that streaming zstd decoders may take: one in this many bytes.
 pub const DECODER_MEMORY_PART: u64 = 8;
-/// Connections that the server holds at a time; more are closed at once.
+/// gRPC connections that the server holds at a time; more are closed at once.
 pub const CONNECTIONS_MAX: usize = 60_000;
+/// HTTP/1.1 connections, likewise. Why counted apart: so that `/metrics` answers however many gRPC clients there are.
+pub const HTTP_CONNECTIONS_MAX: usize = 4_096;
+/// The longest head of an HTTP/1.1 request, in bytes.
+pub const HTTP_HEAD_LEN_MAX: usize = 32 << 10;
+/// Bytes that an HTTP/1.1 connection reads ahead of its handler at most, and that one read brings.
+pub const HTTP_BUFFER_LEN: usize = 64 << 10;
+/// How long an HTTP/1.1 connection may be idle between requests. Why above a minute: Prometheus scrapes as often.
+pub const HTTP_IDLE_MS: u64 = 150_000;
+/// How long the head of a request may take, from its first byte to its last.
+pub const HTTP_HEAD_MS: u64 = 10_000;
+/// How long a request or its answer may stand still: at least this, at most twice as long.
+pub const HTTP_STALL_MS: u64 = 120_000;
+/// Scrapes that may wait for one core, and how long one waits for all of them.
+pub const METRICS_ASKS_MAX: usize = 16;
+pub const METRICS_COLLECT_TIME: Duration = Duration::from_millis(60);
 
 // One core's shard worker.
 

@@ -1,13 +1,15 @@
 //! What one core holds and runs: its disk, its worker, its services, its connections.
 
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::config::Config;
 use crate::limits;
-use crate::net::accept::{self, Inbox, Targets};
+use crate::metrics::export::{Port, Reporter};
+use crate::metrics::{Metric, Snapshot};
+use crate::net::accept::{self, Inbox, Kind, Load, Targets};
 use crate::net::{Server, Settings};
 use crate::pure::shard_map::ShardMap;
 use crate::rt;
@@ -18,7 +20,7 @@ use crate::service::{Options, Services};
 use crate::shard::disk::Disk;
 use crate::shard::geometry::Volume;
 use crate::shard::pool::{PoolMain, PoolPort};
-use crate::shard::router::RouterPort;
+use crate::shard::router::{Router, RouterPort};
 use crate::shard::worker::{Worker, WorkerConfig};
 
 /// All that a core is given before its thread starts.
@@ -29,6 +31,7 @@ pub struct Kit {
     pub port: PoolPort,
     pub router: RouterPort,
     pub inbox: Inbox,
+    pub metrics: Port,
     /// Core 0 only: what exists once for the whole process.
     pub first: Option<FirstCore>,
     pub shutdown: Shutdown,
@@ -41,7 +44,8 @@ pub struct Kit {
 /// What core 0 runs for all.
 pub struct FirstCore {
     pub pool: PoolMain,
-    pub listener: std::net::TcpListener,
+    pub grpc: std::net::TcpListener,
+    pub http: Option<std::net::TcpListener>,
     pub targets: Targets,
 }
 
@@ -68,14 +72,14 @@ impl Barrier {
 
 /// The main task of one core: starts everything, serves, and takes everything down in the reverse order.
 pub async fn run(kit: Kit) {
-    let Kit { core, config, volume, port, router, inbox, first, shutdown, quiet, closed } = kit;
+    let Kit { core, config, volume, port, router, inbox, metrics, first, shutdown, quiet, closed } = kit;
     let cores = config.cores.len();
     let shards = volume.shards();
     let load = first.as_ref().map(|first| first.targets.load());
     let mut accepting = None;
-    if let Some(FirstCore { pool, listener, targets }) = first {
+    if let Some(FirstCore { pool, grpc, http, targets }) = first {
         rt::spawn(pool.run());
-        accepting = Some((listener, targets));
+        accepting = Some((grpc, http, targets));
     }
     let disk = match Disk::open(volume, core, cores, port).await {
         Ok(disk) => disk,
@@ -98,12 +102,18 @@ pub async fn run(kit: Kit) {
     );
     let router = router.start(worker.clone(), ShardMap::new(shards, cores as u16));
     let health = Health::new(true);
-    let services = Services::new(router, Rc::new(options), health.clone());
+    let services = Services::new(router.clone(), Rc::new(options), health.clone());
     let message_memory = share(config.memory_limit / limits::MESSAGE_MEMORY_PART)
         .clamp(limits::MESSAGE_MEMORY_MIN, limits::MESSAGE_MEMORY_MAX);
-    let server = Server::new(services, Settings { stream_window: config.stream_window, message_memory });
-    if let Some((listener, targets)) = accepting {
-        rt::spawn(accept::run(Listener::adopt(listener), targets));
+    let (exporter, reporter) = metrics.split();
+    let server = Server::new(services, Settings { stream_window: config.stream_window, message_memory }, exporter);
+    let counting = Rc::new(Counting { core, load: load.clone(), router, disk: disk.clone(), server: server.clone() });
+    rt::spawn(report(reporter, Rc::downgrade(&counting)));
+    if let Some((grpc, http, targets)) = accepting {
+        if let Some(http) = http {
+            rt::spawn(accept::run(Listener::adopt(http), Kind::Http, targets.clone()));
+        }
+        rt::spawn(accept::run(Listener::adopt(grpc), Kind::Grpc, targets));
     }
     let serving = server.clone();
     rt::spawn(async move { accept::serve_core(inbox, serving).await });
@@ -125,6 +135,36 @@ pub async fn run(kit: Kit) {
     worker.stop().await;
     disk.shutdown().await;
     closed.pass().await;
+}
+
+/// Whatever counts on this core.
+struct Counting {
+    core: usize,
+    /// Core 0 only, for all.
+    load: Option<Arc<Load>>,
+    router: Router<Disk>,
+    disk: Disk,
+    server: Rc<Server<Router<Disk>>>,
+}
+
+/// Answers who collects metrics, for as long as this core runs.
+async fn report(reporter: Reporter, counting: Weak<Counting>) {
+    let source = |into: &mut Snapshot| {
+        let Some(counting) = counting.upgrade() else { return false };
+        let Counting { core, load, router, disk, server } = &*counting;
+        load.iter().for_each(|load| load.report(into));
+        server.report(*core, into);
+        router.report(into);
+        disk.report(into);
+        let stats = rt::core_stats();
+        into.add_core(Metric::CoreBusyTime, *core, stats.busy);
+        into.add_core(Metric::CoreCpuTime, *core, stats.cpu);
+        into.add_core(Metric::CoreTasksRun, *core, stats.tasks_run);
+        into.add_core(Metric::CoreStalls, *core, stats.stalls);
+        into.add_core(Metric::CoreStallTime, *core, stats.stalled);
+        true
+    };
+    reporter.run(source).await;
 }
 
 /// How long connections may take to notice that they have been cut.

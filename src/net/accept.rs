@@ -8,29 +8,77 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::limits;
+use crate::metrics::{Metric, Snapshot};
 use crate::net::Server;
 use crate::rt::channel::{self, Receiver, Sender};
 use crate::rt::tcp::{Accepted, Listener};
 use crate::store::Store;
 
+/// What is spoken on a listener's connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// HTTP/2 with prior knowledge.
+    Grpc,
+    /// HTTP/1.1.
+    Http,
+}
+
+impl Kind {
+    const ALL: [Self; 2] = [Self::Grpc, Self::Http];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::Http => "http",
+        }
+    }
+}
+
+/// Connections of each kind that may be open at a time.
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectionsMax {
+    pub grpc: usize,
+    pub http: usize,
+}
+
 /// How many connections each core serves or is about to serve, and what was turned away. Shared by all cores.
 pub struct Load {
     cores: Box<[AtomicUsize]>,
-    connections_max: usize,
-    /// Connections closed at once because `connections_max` were open, or because every inbox was full.
-    refused: AtomicU64,
+    /// By kind.
+    kinds: [OfKind; Kind::ALL.len()],
     closing: AtomicBool,
+}
+
+struct OfKind {
+    open: AtomicUsize,
+    max: usize,
+    /// Connections closed at once because `max` were open, or because the inbox was full.
+    refused: AtomicU64,
+}
+
+impl OfKind {
+    fn new(max: usize) -> Self {
+        Self { open: AtomicUsize::new(0), max, refused: AtomicU64::new(0) }
+    }
 }
 
 impl Load {
     /// Connections open now on all cores.
     pub fn connections(&self) -> usize {
-        self.cores.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+        self.kinds.iter().map(|kind| kind.open.load(Ordering::Relaxed)).sum()
     }
 
     /// Connections turned away since the start.
     pub fn refused(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
+        self.kinds.iter().map(|kind| kind.refused.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Adds what was turned away. For one core to say.
+    pub fn report(&self, into: &mut Snapshot) {
+        for kind in Kind::ALL {
+            let refused = self.kinds[kind as usize].refused.load(Ordering::Relaxed);
+            into.add_for(Metric::ConnectionsRefused, [kind.label()], refused);
+        }
     }
 
     /// From now on new connections are closed at once, so that their clients go elsewhere. The accept task goes on,
@@ -40,11 +88,12 @@ impl Load {
     }
 
     /// The core with the fewest connections, the lowest on a tie; `None` when the limit is reached.
-    fn least_loaded(&self) -> Option<usize> {
-        let counts: Vec<usize> = self.cores.iter().map(|count| count.load(Ordering::Relaxed)).collect();
-        if counts.iter().sum::<usize>() >= self.connections_max {
+    fn least_loaded(&self, kind: Kind) -> Option<usize> {
+        let of_kind = &self.kinds[kind as usize];
+        if of_kind.open.load(Ordering::Relaxed) >= of_kind.max {
             return None;
         }
+        let counts: Vec<usize> = self.cores.iter().map(|count| count.load(Ordering::Relaxed)).collect();
         (0..counts.len()).min_by_key(|&core| counts[core])
     }
 }
@@ -53,18 +102,21 @@ impl Load {
 struct Counted {
     load: Arc<Load>,
     core: usize,
+    kind: Kind,
 }
 
 impl Counted {
-    fn new(load: &Arc<Load>, core: usize) -> Self {
+    fn new(load: &Arc<Load>, core: usize, kind: Kind) -> Self {
         load.cores[core].fetch_add(1, Ordering::Relaxed);
-        Self { load: load.clone(), core }
+        load.kinds[kind as usize].open.fetch_add(1, Ordering::Relaxed);
+        Self { load: load.clone(), core, kind }
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
         self.load.cores[self.core].fetch_sub(1, Ordering::Relaxed);
+        self.load.kinds[self.kind as usize].open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -84,12 +136,11 @@ pub struct Targets {
 /// The receiving side on one core.
 pub struct Inbox(Receiver<Handed>);
 
-/// The inboxes of `cores` cores, and the side that fills them. At most `connections_max` connections are open at a time.
-pub fn inboxes(cores: usize, connections_max: usize) -> (Targets, Vec<Inbox>) {
+/// The inboxes of `cores` cores, and the side that fills them. At most `max` connections are open at a time.
+pub fn inboxes(cores: usize, max: ConnectionsMax) -> (Targets, Vec<Inbox>) {
     let load = Arc::new(Load {
         cores: (0..cores).map(|_| AtomicUsize::new(0)).collect(),
-        connections_max,
-        refused: AtomicU64::new(0),
+        kinds: [OfKind::new(max.grpc), OfKind::new(max.http)],
         closing: AtomicBool::new(false),
     });
     let (inboxes, receivers) = (0..cores)
@@ -108,25 +159,25 @@ impl Targets {
     }
 
     /// Hands `socket` to a core, or closes it when there is no room for it.
-    fn hand_over(&mut self, socket: Accepted) {
+    fn hand_over(&mut self, socket: Accepted, kind: Kind) {
         if self.load.closing.load(Ordering::Relaxed) {
             return;
         }
-        let handed = self.load.least_loaded().map(|core| {
-            let counted = Counted::new(&self.load, core);
+        let handed = self.load.least_loaded(kind).map(|core| {
+            let counted = Counted::new(&self.load, core, kind);
             self.inboxes[core].try_send(Handed { socket, counted })
         });
         if !matches!(handed, Some(Ok(()))) {
-            self.load.refused.fetch_add(1, Ordering::Relaxed);
+            self.load.kinds[kind as usize].refused.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
 /// Accepts for ever. Run it detached on one core, one call for each listener.
-pub async fn run(listener: Listener, mut targets: Targets) {
+pub async fn run(listener: Listener, kind: Kind, mut targets: Targets) {
     loop {
         let socket = listener.accept_patiently().await;
-        targets.hand_over(socket);
+        targets.hand_over(socket, kind);
     }
 }
 
@@ -134,7 +185,7 @@ pub async fn run(listener: Listener, mut targets: Targets) {
 pub async fn serve_core<S: Store>(mut inbox: Inbox, server: Rc<Server<S>>) {
     while let Some(Handed { socket, counted }) = inbox.0.recv().await {
         match socket.own() {
-            Ok(socket) => server.serve(socket, counted),
+            Ok(socket) => server.serve(counted.kind, socket, counted),
             Err(error) => tracing::debug!(%error, "a connection ended before it was served"),
         }
     }

@@ -1,10 +1,11 @@
-//! Sockets, HTTP/2 and gRPC framing, in the order in which the bytes travel.
+//! Sockets, HTTP/1.1, HTTP/2 and gRPC framing, in the order in which the bytes travel.
 
 pub mod accept;
 pub mod access_log;
 pub mod body;
 pub mod gather;
 pub mod grpc;
+pub mod http1;
 pub mod http2;
 pub mod memory;
 pub mod metadata;

@@ -8,10 +8,14 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use super::accept::Kind;
 use super::gather::Buffers;
+use super::http1::{self, HttpCounters, Patience};
 use super::http2;
 use super::memory::{self, Memory, Shares};
 use crate::limits;
+use crate::metrics::export::Exporter;
+use crate::metrics::{Metric, Snapshot};
 use crate::rt::gate::Gate;
 use crate::rt::local::Local;
 use crate::service::Services;
@@ -44,7 +48,7 @@ pub enum Phase {
 }
 
 /// Counts of this core.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Counters {
     /// Connections that are open now.
     pub connections: Cell<u64>,
@@ -58,6 +62,18 @@ pub struct Counters {
     pub panics: Cell<u64>,
     /// Connections that were ended for breaking HTTP/2's rules or our limits.
     pub connections_failed: Cell<u64>,
+    pub http: Rc<HttpCounters>,
+}
+
+impl Counters {
+    fn report(&self, core: usize, into: &mut Snapshot) {
+        into.add_labels(Metric::Connections, vec![core.to_string().into(), "grpc".into()], self.connections.get());
+        into.add_for(Metric::ConnectionsFailed, ["grpc"], self.connections_failed.get());
+        into.add(Metric::CallsInflight, self.calls_open.get());
+        into.add(Metric::CallsCut, self.calls_cut.get());
+        into.add(Metric::HandlerPanics, self.panics.get());
+        self.http.report(core, into);
+    }
 }
 
 /// The serving side of one core. Lives in an `Rc`; every connection and every call holds one.
@@ -71,6 +87,8 @@ pub struct Server<S> {
     /// How long a client may send nothing: of a unary request that it has begun, and of a Write.
     pub(super) request_stall: Cell<Duration>,
     pub(super) write_idle: Cell<Duration>,
+    pub(super) patience: Cell<Patience>,
+    pub(super) exporter: Exporter,
     pub(super) buffers: Buffers,
     /// Unary requests that are held as a whole, and replies until they have gone out.
     pub(super) request_memory: Memory,
@@ -94,7 +112,7 @@ pub(super) struct PhaseWatch {
 }
 
 impl<S: Store> Server<S> {
-    pub fn new(services: Services<S>, settings: Settings) -> Rc<Self> {
+    pub fn new(services: Services<S>, settings: Settings, exporter: Exporter) -> Rc<Self> {
         Rc::new(Self {
             services,
             settings,
@@ -102,6 +120,8 @@ impl<S: Store> Server<S> {
             farewell: Cell::new(Duration::from_millis(limits::HTTP2_FAREWELL_MS)),
             request_stall: Cell::new(Duration::from_millis(limits::REQUEST_STALL_MS)),
             write_idle: Cell::new(Duration::from_millis(limits::WRITE_IDLE_MS)),
+            patience: Cell::default(),
+            exporter,
             buffers: Buffers::default(),
             request_memory: Memory::new(memory::request_bounds(settings.message_memory)),
             reply_memory: Memory::new(memory::reply_bounds(settings.message_memory)),
@@ -112,15 +132,25 @@ impl<S: Store> Server<S> {
     }
 
     /// Serves one connection in the background. `hold` is dropped when the connection and all of its calls have ended.
-    pub fn serve<T>(self: &Rc<Self>, io: T, hold: impl Sized + 'static)
+    pub fn serve<T>(self: &Rc<Self>, kind: Kind, io: T, hold: impl Sized + 'static)
     where
         T: AsyncRead + AsyncWrite + Unpin + 'static,
     {
         let server = self.clone();
         self.connections.spawn(async move {
-            http2::serve(io, server).await;
+            match kind {
+                Kind::Grpc => http2::serve(io, server).await,
+                Kind::Http => http1::serve(io, server).await,
+            }
             drop(hold);
         });
+    }
+
+    /// Adds what this core has counted of connections and calls, and what they hold.
+    pub fn report(&self, core: usize, into: &mut Snapshot) {
+        self.counters.report(core, into);
+        into.add_for(Metric::MemoryHeld, ["requests"], self.request_memory.held());
+        into.add_for(Metric::MemoryHeld, ["replies"], self.reply_memory.held());
     }
 
     /// Tells every connection to go away and finishes what is in flight; new connections get the same. Wait for

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::time::Duration;
 
 /// Registered memory of an executor where locked memory is plentiful, in bytes.
 const IO_MEMORY_WIDE: usize = 1 << 20;
@@ -111,6 +112,14 @@ fn raise(resource: libc::__rlimit_resource_t, wanted: u64) -> io::Result<u64> {
     Ok(limit.rlim_cur)
 }
 
+/// CPU time of the calling thread, in user and kernel mode.
+pub fn thread_cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call fills `time`, which outlives it.
+    let got = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    if got == 0 { Duration::new(time.tv_sec as u64, time.tv_nsec as u32) } else { Duration::ZERO }
+}
+
 /// Keeps freed memory in the process, so that big buffers (disk reads and writes, uploads) are not paid for in page
 /// faults again and again.
 ///
@@ -131,6 +140,48 @@ pub fn keep_freed_memory() {
             libc::mallopt(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD);
         }
     }
+}
+
+/// What the kernel says of this process.
+#[derive(Debug, Clone, Default)]
+pub struct ProcessStats {
+    /// CPU time, of all threads, in user and kernel mode.
+    pub cpu: Duration,
+    pub resident_bytes: u64,
+    pub virtual_bytes: u64,
+    pub open_fds: u64,
+    pub max_fds: u64,
+}
+
+/// Asks the kernel. Blocks: a count of some ten thousand descriptors takes milliseconds.
+pub fn process_stats() -> io::Result<ProcessStats> {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
+    // SAFETY: the call fills `usage`, which outlives it.
+    if unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call succeeded, so all of it is initialized.
+    let usage = unsafe { usage.assume_init() };
+    let time = |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: as above.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // Source: proc(5), /proc/pid/statm: pages in all, pages resident, and more.
+    let statm = std::fs::read_to_string("/proc/self/statm")?;
+    let mut pages = statm.split(' ').map(|field| field.trim().parse::<u64>().unwrap_or(0));
+    // SAFETY: sysconf takes no pointers.
+    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let mut next = || pages.next().unwrap_or(0) * page;
+    Ok(ProcessStats {
+        cpu: time(usage.ru_utime) + time(usage.ru_stime),
+        virtual_bytes: next(),
+        resident_bytes: next(),
+        // The directory's own descriptor is one of them.
+        open_fds: (std::fs::read_dir("/proc/self/fd")?.count() as u64).saturating_sub(1),
+        max_fds: limit.rlim_cur,
+    })
 }
 
 #[cfg(test)]
@@ -156,5 +207,18 @@ mod tests {
         assert!(choose_io_memory(1).is_ok());
         assert!(raise_descriptor_limit().is_ok_and(|limit| limit >= 1024));
         assert!(!allowed_cpus().is_empty());
+    }
+
+    /// Goal: the figures of this process are of a size that it can have. Method: hold memory, descriptors and the CPU, and
+    /// ask.
+    #[test]
+    fn process_stats_are_plausible() {
+        let files: Vec<_> = (0..50).map(|_| std::fs::File::open("/proc/self/statm").expect("there is one")).collect();
+        let held = vec![1u8; 8 << 20];
+        let stats = process_stats().expect("the kernel tells");
+        assert!(stats.open_fds >= 50 && stats.open_fds < stats.max_fds, "{stats:?}");
+        assert!(stats.resident_bytes > held.len() as u64 && stats.resident_bytes <= stats.virtual_bytes, "{stats:?}");
+        assert!(stats.cpu > Duration::ZERO, "{stats:?}");
+        drop(files);
     }
 }

@@ -9,7 +9,7 @@ mod deadlines;
 pub mod faults;
 pub mod file;
 pub mod gate;
-mod host;
+pub mod host;
 pub mod join;
 pub mod local;
 pub mod pulse;
@@ -22,7 +22,7 @@ use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt;
 
-pub use pulse::{BusyGuard, busy};
+pub use pulse::{BusyGuard, busy, core_stats};
 
 /// Runs `future` on this core, detached: nobody can cancel it, so it cannot leak half-way (see `gate` to wait for it).
 /// It starts after the calling task has yielded. A panic in it ends the core, and with it the process.

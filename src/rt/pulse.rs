@@ -30,6 +30,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::deadlines::{Deadlines, Key};
+use super::host;
 
 /// The longest park of a core with work in flight, but for the nudge's share.
 const BEAT: Duration = Duration::from_millis(4);
@@ -43,6 +44,9 @@ const NUDGE_IDLE: u32 = 8;
 const NUDGE_YOUNG: Duration = Duration::from_millis(10);
 /// How long a core counts as starting.
 const YOUNG: Duration = Duration::from_secs(2);
+
+/// A timer that fires so late counts as a stall: nothing else of this core ran in time either.
+const STALL: Duration = Duration::from_millis(20);
 
 /// Some core had a sign of work since the nudger looked.
 static ACTIVE: AtomicBool = AtomicBool::new(false);
@@ -67,8 +71,37 @@ struct Core {
     beat_at: Cell<Option<Instant>>,
     quiet_beats: Cell<u32>,
     stopping: Cell<bool>,
+    stats: Cell<CoreStats>,
     /// See `wake_after_turn`.
     turn: RefCell<Option<Pin<Box<dyn Future<Output = ()>>>>>,
+}
+
+/// What the executor of this thread has done.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CoreStats {
+    /// Time in tasks and in the reactor, not asleep.
+    pub busy: Duration,
+    /// CPU time of the thread. Much less than `busy`: others take the CPU.
+    pub cpu: Duration,
+    /// Turns of tasks.
+    pub tasks_run: u64,
+    /// Timers that fired late by `STALL` or more, and by how much together.
+    pub stalls: u64,
+    pub stalled: Duration,
+}
+
+/// The stats of this core, since it started.
+pub fn core_stats() -> CoreStats {
+    CORE.with(|core| {
+        // glommio counts from the last time that it was asked.
+        let more = glommio::executor().executor_stats();
+        let mut stats = core.stats.get();
+        stats.busy += more.total_runtime();
+        stats.tasks_run += more.tasks_executed();
+        stats.cpu = host::thread_cpu_time();
+        core.stats.set(stats);
+        stats
+    })
 }
 
 /// Work is in flight on this core as long as this lives. Costs a few core-local counter operations.
@@ -221,6 +254,15 @@ impl Core {
         }
     }
 
+    /// A timer for `at` has fired.
+    fn note_fired(&self, at: Instant, now: Instant) {
+        let late = now.saturating_duration_since(at);
+        if late >= STALL {
+            let stats = self.stats.get();
+            self.stats.set(CoreStats { stalls: stats.stalls + 1, stalled: stats.stalled + late, ..stats });
+        }
+    }
+
     /// Counts a beat that is due, and says when the next one is.
     fn beat(&self, now: Instant) -> Option<Instant> {
         let at = self.beat_at.get()?;
@@ -256,6 +298,9 @@ impl Future for Driver {
             }
             if core.driver.borrow().is_none() {
                 core.driver.replace(Some(context.waker().clone()));
+            }
+            if let Some((at, _)) = &self.timer {
+                core.note_fired(*at, Instant::now());
             }
             loop {
                 let now = Instant::now();

@@ -14,6 +14,11 @@ pub fn now() -> Instant {
     Instant::now()
 }
 
+/// Seconds since 1970, by the wall clock: for people, never for logic.
+pub fn unix_seconds() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
 /// Ends at a fixed instant. Made for many at once: it costs an insertion into a core-local queue when it is first
 /// polled and a removal when it is dropped, whatever the distance. Core-local.
 pub struct Sleep {

@@ -12,6 +12,7 @@ pub use super::large::{FrameInfo, LargeBlob, LargeWriter};
 use super::log::{AppendError, Log, Record, Ticket, Urgency, Whereabouts};
 use super::pool::PoolPort;
 use crate::limits::{DISK_ALIGN, FRAME_LEN, SMALL_BLOB_LEN_MAX};
+use crate::metrics::Snapshot;
 use crate::pure::digest::Hash;
 use crate::pure::index::Word;
 pub use crate::pure::record::{Codec, Key, Kind};
@@ -229,6 +230,7 @@ impl Disk {
             .await
             .map_err(|error| error.into_disk_error(stored_len as u64))?;
         drop(old);
+        self.0.meters.stored(raw_len, stored_len as u64);
         self.0.acknowledge(&ticket).await?;
         Ok(version)
     }
@@ -279,6 +281,11 @@ impl Disk {
         if let Some(word) = word {
             self.0.drop_damaged(&shard.clone(), tag, word.location());
         }
+    }
+
+    /// Adds what this core's disk has counted and holds.
+    pub fn report(&self, into: &mut Snapshot) {
+        self.0.meters.report(&self.stats(), into);
     }
 
     pub fn stats(&self) -> DiskStats {

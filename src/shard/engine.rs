@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::disk::{Ack, DiskError, DiskStats};
 use super::geometry::Volume;
 use super::log::{Log, Ticket};
+use super::meters::Meters;
 use super::pool::{PoolPort, ToPool};
 use crate::pure::chunks::Chunks;
 use crate::pure::eviction::{Lease, Outcome};
@@ -58,6 +59,7 @@ pub(super) struct Core {
     pub(super) reclaims: Gate,
     stopping: Cell<bool>,
     stats: RefCell<DiskStats>,
+    pub(super) meters: Meters,
     /// Shards with something in their write buffer.
     pub(super) unflushed: RefCell<Vec<ShardId>>,
     pub(super) wake_flusher: Event,
@@ -257,6 +259,7 @@ impl Core {
             reclaims: Gate::default(),
             stopping: Cell::default(),
             stats: RefCell::default(),
+            meters: Meters::default(),
             unflushed: RefCell::default(),
             wake_flusher: Event::default(),
             syncs: Syncs::default(),
@@ -324,7 +327,10 @@ impl Core {
     /// Writes the first `len` bytes of `buf`, whole blocks of one segment. Gives the buffer back when that failed.
     pub(super) async fn write(&self, position: u64, buf: DiskBuf, len: usize) -> Result<(), DiskBuf> {
         let (file, offset) = Volume::file_of(position);
-        match self.files[file].write(offset, buf, len).await {
+        let begun = rt::time::now();
+        let written = self.files[file].write(offset, buf, len).await;
+        self.meters.flush_time.observe_time(begun.elapsed());
+        match written {
             Ok(_) => {
                 self.write_failures.set(0);
                 if !self.syncs.dirty.replace(true) {
@@ -412,6 +418,7 @@ impl Core {
         let this = syncs.begun.get() + 1;
         syncs.begun.set(this);
         let mut ok = true;
+        let at = rt::time::now();
         for file in &self.files {
             if let Err(error) = file.sync().await {
                 ok = false;
@@ -419,6 +426,7 @@ impl Core {
                 tracing::error!(%error, "fdatasync of the disk cache failed; it is tried again");
             }
         }
+        self.meters.sync_time.observe_time(at.elapsed());
         self.count(|stats| stats.syncs += 1);
         if ok {
             syncs.ended.set(syncs.ended.get().max(this));

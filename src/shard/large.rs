@@ -71,6 +71,7 @@ pub(super) struct Closing {
 impl LargeWriter {
     pub(super) fn new(core: &Rc<Core>, shard: &Rc<Shard>, key: Key, tag: u64) -> Self {
         core.writers.set(core.writers.get() + 1);
+        core.meters.reserved.set(core.meters.reserved.get() + key.size);
         let (core, shard) = (core.clone(), shard.clone());
         Self { core, shard, key, tag, commit: Commit::default(), stage: None, flight: None }
     }
@@ -154,6 +155,7 @@ impl LargeWriter {
             .await
             .map_err(|error| error.into_disk_error(self.key.size))?;
         drop(old);
+        core.meters.stored(closing.raw_len, self.commit.stored_len());
         core.acknowledge(&ticket).await?;
         Ok(version)
     }
@@ -221,6 +223,7 @@ impl LargeWriter {
 impl Drop for LargeWriter {
     fn drop(&mut self) {
         self.core.writers.set(self.core.writers.get() - 1);
+        self.core.meters.reserved.set(self.core.meters.reserved.get() - self.key.size);
         let mut runs = std::mem::take(&mut self.commit.runs);
         runs.extend(self.stage.take().map(|stage| stage.run));
         let (core, shard) = (self.core.clone(), self.shard.id);

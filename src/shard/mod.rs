@@ -15,6 +15,7 @@ mod fault_tests;
 pub mod geometry;
 mod large;
 mod log;
+mod meters;
 pub mod pool;
 pub mod protocol;
 pub mod ram;

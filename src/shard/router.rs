@@ -9,6 +9,7 @@ use super::protocol::Request;
 use super::upload::UploadHandle;
 use super::worker::Worker;
 use crate::limits::{ROUTER_QUEUE_LEN, ROUTER_REQUESTS_MAX};
+use crate::metrics::{Counter, Metric, Snapshot};
 use crate::pure::batch;
 use crate::pure::digest::{Digest, Hash};
 use crate::pure::shard_map::{CoreId, ShardMap};
@@ -38,11 +39,12 @@ impl RouterPort {
     /// Starts to serve the other cores and returns this core's router. `map` must be the same on every core.
     pub fn start<D: BlobDisk>(self, worker: Worker<D>, map: ShardMap) -> Router<D> {
         assert_eq!(usize::from(map.cores()), self.peers.len(), "the map and the mesh must have as many cores");
-        rt::spawn(serve(worker.clone(), self.inbox));
+        let received = Rc::new(Counter::default());
+        rt::spawn(serve(worker.clone(), self.inbox, received.clone()));
         // Why without its own sender: the queue ends when the other cores have gone.
         let lanes =
             self.peers.into_iter().enumerate().map(|(core, sender)| Lane::new((core != self.core).then_some(sender)));
-        Router(Rc::new(Inner { here: CoreId(self.core as u16), map, worker, lanes: lanes.collect() }))
+        Router(Rc::new(Inner { here: CoreId(self.core as u16), map, worker, lanes: lanes.collect(), received }))
     }
 }
 
@@ -55,6 +57,8 @@ struct Inner<D: BlobDisk> {
     worker: Worker<D>,
     /// By core; this core's own is not used.
     lanes: Vec<Lane>,
+    /// Requests taken from this core's queue.
+    received: Rc<Counter>,
 }
 
 impl<D: BlobDisk> Clone for Router<D> {
@@ -67,6 +71,18 @@ impl<D: BlobDisk> Router<D> {
     /// This core's worker.
     pub fn worker(&self) -> &Worker<D> {
         &self.0.worker
+    }
+
+    /// Adds what this core sent to others and took from them.
+    pub fn report(&self, into: &mut Snapshot) {
+        let here = usize::from(self.0.here.0);
+        for (core, lane) in self.0.lanes.iter().enumerate() {
+            into.add_core(Metric::CoreMessages, here, &lane.posted);
+            // Why so: what all have sent to a core less what it took is what waits for it.
+            into.add_core(Metric::CoreMessagesWaiting, core, &lane.posted);
+        }
+        into.add_core(Metric::CoreMessagesWaiting, here, -(self.0.received.get() as f64));
+        self.0.worker.report(here, into);
     }
 
     /// The lane to the owner of `hash`; `None` when that is this core.
@@ -166,11 +182,13 @@ struct Lane {
     /// `None` while somebody waits for room with it, and in the lane of this core, which nobody takes.
     sender: Local<Option<Sender<Request>>>,
     returned: Event,
+    /// Requests sent.
+    posted: Counter,
 }
 
 impl Lane {
     fn new(sender: Option<Sender<Request>>) -> Self {
-        Self { sender: Local::new(sender), returned: Event::default() }
+        Self { sender: Local::new(sender), returned: Event::default(), posted: Counter::default() }
     }
 
     /// Sends a request and waits for its answer.
@@ -192,6 +210,7 @@ impl Lane {
         if let Some(request) = refused {
             self.wait_and_send(request).await?;
         }
+        self.posted.count();
         Ok(reply)
     }
 
@@ -223,10 +242,11 @@ impl Drop for Turn<'_> {
 }
 
 /// Answers the other cores until all of them are gone.
-async fn serve<D: BlobDisk>(worker: Worker<D>, mut inbox: Receiver<Request>) {
+async fn serve<D: BlobDisk>(worker: Worker<D>, mut inbox: Receiver<Request>, received: Rc<Counter>) {
     let running = Gate::default();
     let ended = Event::default();
     while let Some(request) = inbox.recv().await {
+        received.count();
         let (worker, ended_here) = (worker.clone(), ended.clone());
         running.spawn(async move {
             let _busy = rt::busy();

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
@@ -13,6 +14,7 @@ use super::ram::{RamStats, RamTier, Record, own};
 use super::session::{Session, check_hash, decode_error, is_small};
 use super::upload::{UploadHandle, Uploads};
 use crate::limits::{FIND_MISSING_SLICE, WORK_SLICE_LEN};
+use crate::metrics::{Metric, Snapshot};
 use crate::pure::digest::Digest;
 use crate::rt;
 use crate::rt::gate::Gate;
@@ -98,6 +100,22 @@ impl<D: BlobDisk> Worker<D> {
             tasks: self.0.gate.len() as u64,
             delay_us: u64::from(self.0.codecs.pressure().delay_us()),
         }
+    }
+
+    /// Adds what this worker has done and holds.
+    pub(super) fn report(&self, core: usize, into: &mut Snapshot) {
+        let stats = self.stats();
+        into.add(Metric::StoredBlobs, stats.stored_blobs);
+        into.add(Metric::Stored, stats.stored_raw_bytes);
+        into.add(Metric::PresentBlobs, stats.already_present);
+        into.add(Metric::ParkedUploads, stats.parked_uploads);
+        into.add(Metric::Tasks, stats.tasks);
+        into.add_core(Metric::CoreQueueDelay, core, Duration::from_micros(stats.delay_us));
+        into.add(Metric::RamCacheHits, stats.ram.hits);
+        into.add(Metric::RamCacheMisses, stats.ram.misses);
+        into.add(Metric::RamCacheEvicted, stats.ram.evicted);
+        into.add(Metric::RamCacheEntries, stats.ram.entries);
+        into.add_for(Metric::MemoryHeld, ["ram_cache"], stats.ram.bytes);
     }
 
     /// Lets no new upload or stream begin, waits for those that run, and frees what interrupted ones have left.

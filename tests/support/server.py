@@ -17,7 +17,7 @@ SCRATCH = pathlib.Path(os.environ.get("RINGCAS_TEST_SCRATCH", ROOT / "target" / 
 
 START_S = 60
 STOP_S = 60
-LISTENING = re.compile(r"listening\b.*\bgrpc=(?:\[[^\]]+\]|[^\s:]+):(\d+)")
+LISTENING = re.compile(r"listening\b.*\bgrpc=(?:\[[^\]]+\]|[^\s:]+):(\d+)(?: http=(?:\[[^\]]+\]|[^\s:]+):(\d+))?")
 # Servers that have been made and not closed: a failing test shows their logs.
 running: set["Server"] = set()
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -27,6 +27,12 @@ def scratch(prefix: str) -> pathlib.Path:
     """A new directory on a real file system."""
     SCRATCH.mkdir(parents=True, exist_ok=True)
     return pathlib.Path(tempfile.mkdtemp(prefix=prefix + "-", dir=SCRATCH))
+
+
+def free_port() -> int:
+    """A port that nobody had a moment ago, for programs that cannot choose one themselves."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 class StartError(Exception):
@@ -48,6 +54,7 @@ class Server:
         self.flags = {"max_size": "1", "cores": "2", "http_address": "none", "grpc_address": "127.0.0.1:0"} | flags
         self.process: subprocess.Popen | None = None
         self.port = 0
+        self.http_port = 0
         self.starts = 0
         running.add(self)
 
@@ -60,6 +67,11 @@ class Server:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def http_address(self) -> str:
+        """Where HTTP listens, if the flags say that it does."""
+        return f"127.0.0.1:{self.http_port}"
 
     @property
     def log_path(self) -> pathlib.Path:
@@ -96,7 +108,7 @@ class Server:
                 raise StartError(code, self.log)
             match = LISTENING.search(self.log)
             if match:
-                self.port = int(match.group(1))
+                self.port, self.http_port = int(match.group(1)), int(match.group(2) or 0)
                 try:
                     socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
                     return

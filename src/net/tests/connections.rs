@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::limits;
-use crate::net::accept;
+use crate::net::accept::{self, ConnectionsMax};
 use crate::rt::tcp::{self, Listener};
 use crate::store::fake::digest_of;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
@@ -36,7 +36,7 @@ fn header_block(path: &str) -> Vec<u8> {
 /// A client that writes what it likes and never looks back before it reads.
 async fn raw_client(harness: &Harness) -> DuplexStream {
     let (mut ours, theirs) = tokio::io::duplex(8 << 20);
-    harness.server.serve(theirs, ());
+    harness.server.serve(Kind::Grpc, theirs, ());
     ours.write_all(PREFACE).await.unwrap();
     ours.write_all(&raw_frame(SETTINGS, 0, 0, &[])).await.unwrap();
     ours
@@ -296,7 +296,7 @@ fn refuses_other_protocols() {
         harness.server.preface_timeout.set(Duration::from_millis(20));
         for hello in [&b""[..], b"GET /status HTTP/1.1\r\nhost: cache\r\n\r\n"] {
             let (mut ours, theirs) = tokio::io::duplex(4096);
-            harness.server.serve(theirs, ());
+            harness.server.serve(Kind::Grpc, theirs, ());
             ours.write_all(hello).await.unwrap();
             let mut answer = Vec::new();
             let _ = ours.read_to_end(&mut answer).await;
@@ -312,9 +312,9 @@ fn accepts_up_to_the_limit() {
     with_server(async |harness| {
         let socket = tcp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = socket.local_addr().unwrap();
-        let (targets, mut inboxes) = accept::inboxes(1, 2);
+        let (targets, mut inboxes) = accept::inboxes(1, ConnectionsMax { grpc: 2, http: 1 });
         let load = targets.load();
-        rt::spawn(accept::run(Listener::adopt(socket), targets));
+        rt::spawn(accept::run(Listener::adopt(socket), Kind::Grpc, targets));
         rt::spawn(accept::serve_core(inboxes.remove(0), harness.server.clone()));
         let connect = || std::net::TcpStream::connect(address).unwrap();
         let (first, second) = (connect(), connect());

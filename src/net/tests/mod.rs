@@ -3,6 +3,7 @@
 mod byte_stream;
 mod calls;
 mod connections;
+mod http1;
 mod memory;
 mod slow_store;
 
@@ -15,7 +16,9 @@ use h2::{Reason, SendStream};
 use http::{HeaderMap, Request};
 use prost::Message;
 
+use super::accept::Kind;
 use super::{Server, Settings};
+use crate::metrics::export::Exporter;
 use crate::pure::digest::Digest;
 use crate::pure::grpc_frame;
 use crate::rt;
@@ -74,7 +77,7 @@ fn with_options(settings: Settings, options: Options, test: impl AsyncFnOnce(&Ha
     block_on(async {
         let store = SlowStore::default();
         let services = Services::new(store.clone(), Rc::new(options), Health::new(true));
-        let harness = Harness { store, server: Server::new(services, settings) };
+        let harness = Harness { store, server: Server::new(services, settings, Exporter::alone()) };
         let limit = Duration::from_secs(60);
         time::timeout(limit, test(&harness)).await.expect("the test is over in time");
         harness.server.drain();
@@ -94,7 +97,7 @@ impl Harness {
 
     async fn connect_with(&self, builder: &mut h2::client::Builder) -> Client {
         let (ours, theirs) = tokio::io::duplex(64 << 10);
-        self.server.serve(theirs, ());
+        self.server.serve(Kind::Grpc, theirs, ());
         let (send, connection) = builder.handshake(ours).await.expect("the server speaks HTTP/2");
         rt::spawn(async move {
             let _ = connection.await;

@@ -1,0 +1,240 @@
+//! One row for each metric: what it is called, what it counts, and what an operator does about it.
+//!
+//! Names are bazel-remote's where it has them, so that its dashboards and alerts go on to work. The names of
+//! `Scope::Ours` get a prefix (`--metrics_prefix`); those of `Scope::Fixed` are conventions of their own (`grpc_server_`
+//! is go-grpc-prometheus, `http_` and `process_` are what Prometheus' own clients say) and never change.
+
+/// How a metric behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows, from the start of the process.
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    Bytes,
+    Seconds,
+    /// Things.
+    Count,
+}
+
+/// Whether `--metrics_prefix` stands in front of the name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    Ours,
+    Fixed,
+}
+
+/// One metric.
+#[derive(Debug)]
+pub struct Row {
+    pub metric: Metric,
+    /// Without the prefix.
+    pub name: &'static str,
+    pub kind: Kind,
+    pub unit: Unit,
+    pub scope: Scope,
+    pub labels: &'static [&'static str],
+    /// What it says, and what to do about it.
+    pub help: &'static str,
+}
+
+macro_rules! table {
+    ($($metric:ident: $scope:ident $kind:ident $unit:ident $name:literal $labels:tt $help:literal)*) => {
+        /// Names a metric.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Metric {
+            $(#[doc = $help] $metric,)*
+        }
+
+        /// All metrics, in the order in which they are shown.
+        pub const TABLE: &[Row] = &[$(Row {
+            metric: Metric::$metric,
+            name: $name,
+            kind: Kind::$kind,
+            unit: Unit::$unit,
+            scope: Scope::$scope,
+            labels: &$labels,
+            help: $help,
+        },)*];
+    };
+}
+
+/// The row of a metric.
+pub fn row(metric: Metric) -> &'static Row {
+    &TABLE[metric as usize]
+}
+
+table! {
+    DiskCacheSize: Ours Gauge Bytes "disk_cache_size_bytes" []
+        "Disk space that holds blobs or is reserved for them. Near the limit is normal: the cache is full and evicts."
+    DiskCacheSizeLimit: Ours Gauge Bytes "disk_cache_size_bytes_limit" ["type"]
+        "Disk space that the cache may take: it evicts to stay below (evict), and never passes the limit (reject). \
+         Set by --max_size."
+    DiskCacheLogical: Ours Gauge Bytes "disk_cache_logical_bytes" []
+        "What the cache would take uncompressed: an estimate, from the space in use and the compression of what was \
+         stored since the start. Close to the size: what you build does not compress, try --storage_mode uncompressed."
+    DiskCacheReserved: Ours Gauge Bytes "disk_cache_reserved_bytes" []
+        "Declared bytes of the large uploads that are being written; they are part of the space in use as they come."
+    DiskCacheEntries: Ours Gauge Count "disk_cache_entries" []
+        "Blobs and action results in the cache. A drop without evictions or restarts means damaged records."
+    DiskCacheLargeBlobs: Ours Gauge Count "disk_cache_large_blobs" []
+        "Those of the entries that are kept in chunks, as they are larger than 256 KiB."
+    DiskCacheIndex: Ours Gauge Bytes "disk_cache_index_bytes" []
+        "Memory that the index of the disk cache takes, outside of --memory_limit. Plan for it: about 20 bytes for \
+         each entry."
+    DiskCacheRecoveringShards: Ours Gauge Count "disk_cache_recovering_shards" []
+        "Shards that are still being read in after a start; requests for them wait. If it stays above 0 for minutes, \
+         the drive is slow."
+    DiskCacheEntrySize: Ours Histogram Bytes "disk_cache_entry_bytes" []
+        "Raw bytes of each entry that was stored since the start."
+    DiskCacheEvictedEntries: Ours Counter Count "disk_cache_evicted_entries_total" []
+        "Entries that were evicted for space. If what goes is younger than your builds' period, raise --max_size."
+    DiskCacheAppendedEntries: Ours Counter Count "disk_cache_appended_entries_total" []
+        "Records written to the logs, copies that eviction makes included."
+    DiskCacheAppended: Ours Counter Bytes "disk_cache_appended_bytes_total" []
+        "Bytes of records written to the logs, copies that eviction makes included: compare with the drive's \
+         endurance."
+    DiskCacheReinsertedEntries: Ours Counter Count "disk_cache_reinserted_entries_total" []
+        "Records copied forward by eviction because they had been used. If they are most of what is appended, raise \
+         --max_size."
+    DiskCacheReinserted: Ours Counter Bytes "disk_cache_reinserted_bytes_total" []
+        "Bytes of records copied forward by eviction: write amplification."
+    DiskCacheDamaged: Ours Counter Count "disk_cache_damaged_records_total" []
+        "Records dropped because their bytes were not what was written. Anything above 0 without a power cut: check \
+         the drive (smartctl)."
+    DiskCacheReadErrors: Ours Counter Count "disk_cache_read_errors_total" []
+        "Reads that the drive refused. Above 0: check the kernel log and replace the drive."
+    DiskCacheWriteErrors: Ours Counter Count "disk_cache_write_errors_total" []
+        "Writes and syncs that the drive refused. Above 0: check the kernel log and replace the drive."
+    DiskFlushTime: Ours Histogram Seconds "disk_flush_seconds" []
+        "How long writes to the drive took. Above 10 ms for most: the drive is overloaded or shared."
+    DiskSyncTime: Ours Histogram Seconds "disk_sync_seconds" []
+        "How long fdatasync of the data files took, about once a second and core. With --ack durable every upload \
+         waits for one."
+    StoredBlobs: Ours Counter Count "stored_blobs_total" []
+        "Blobs that were verified and stored."
+    Stored: Ours Counter Bytes "stored_bytes_total" []
+        "Their bytes before compression."
+    PresentBlobs: Ours Counter Count "present_blobs_total" []
+        "Uploads answered without taking the bytes, because the blob was here. Many: clients do not ask \
+         FindMissingBlobs first."
+    ParkedUploads: Ours Gauge Count "parked_uploads" []
+        "Uploads that were cut off and are kept for their clients to resume. Many: look for a network or proxy that \
+         cuts connections."
+    RamCacheHits: Ours Counter Count "ram_cache_hits_total" []
+        "Reads answered from memory."
+    RamCacheMisses: Ours Counter Count "ram_cache_misses_total" []
+        "Reads that were not in memory. If most are, and memory is free, raise --ram_cache."
+    RamCacheEvicted: Ours Counter Count "ram_cache_evicted_entries_total" []
+        "Records pushed out of memory by others."
+    RamCacheEntries: Ours Gauge Count "ram_cache_entries" []
+        "Records in memory."
+    MemoryHeld: Ours Gauge Bytes "memory_held_bytes" ["use"]
+        "Memory held for requests, for replies until they have gone out, and for hot records. At the limit clients \
+         wait: raise --memory_limit, or lower their concurrency."
+    MemoryLimit: Ours Gauge Bytes "memory_limit_bytes" []
+        "What --memory_limit allows."
+    Received: Ours Counter Bytes "received_bytes_total" ["protocol"]
+        "Bytes of request bodies."
+    Sent: Ours Counter Bytes "sent_bytes_total" ["protocol"]
+        "Bytes of response bodies."
+    Connections: Ours Gauge Count "connections" ["core", "protocol"]
+        "Open connections. One core with far more than others for long: restart the clients that hold many."
+    ConnectionsRefused: Ours Counter Count "connections_refused_total" ["protocol"]
+        "Connections closed at once because too many were open. Above 0: find the client that opens them, or add a \
+         server."
+    ConnectionsFailed: Ours Counter Count "connections_failed_total" ["protocol"]
+        "Connections ended for breaking the protocol or its limits. Growing: a broken client or a scanner; the debug \
+         log names the rule."
+    CallsInflight: Ours Gauge Count "calls_inflight" []
+        "gRPC calls (HTTP/2 streams) that run now."
+    CallsCut: Ours Counter Count "calls_cut_total" []
+        "gRPC calls that ended because their client cancelled, vanished, or its deadline passed. Growing with \
+         latency: the server is too slow for its clients."
+    HandlerPanics: Ours Counter Count "handler_panics_total" []
+        "Requests whose handler panicked. Above 0 is a bug: report it with the log's line."
+    Tasks: Ours Gauge Count "tasks" []
+        "Uploads and streams that the owners of blobs work on."
+    CoreBusyTime: Ours Counter Seconds "core_busy_seconds_total" ["core"]
+        "Time that each core's executor was not asleep. A rate of 1 is a full core: add cores, or spread the load."
+    CoreCpuTime: Ours Counter Seconds "core_cpu_seconds_total" ["core"]
+        "CPU time of each core's thread. Much less than core_busy_seconds_total: other processes take its CPU."
+    CoreTasksRun: Ours Counter Count "core_tasks_run_total" ["core"]
+        "Turns that tasks of each core had."
+    CoreStalls: Ours Counter Count "core_stalls_total" ["core"]
+        "How often a core's executor came to its timer more than 20 ms late. Growing: other processes take its CPU, \
+         or a task runs too long."
+    CoreStallTime: Ours Counter Seconds "core_stall_seconds_total" ["core"]
+        "By how much those were late."
+    CoreQueueDelay: Ours Gauge Seconds "core_queue_delay_seconds" ["core"]
+        "How long work waits for its turn on each core. Above 5 ms compression gives way; above 20 ms blobs are \
+         stored raw: add cores."
+    CoreMessages: Ours Counter Count "core_messages_total" ["core"]
+        "Requests that each core sent to others that own the blob."
+    CoreMessagesWaiting: Ours Gauge Count "core_messages_waiting" ["core"]
+        "Requests from other cores that wait for this one. At 1024 the senders wait: that core is overloaded or \
+         stuck."
+    CoresSilent: Ours Gauge Count "cores_silent" []
+        "Cores that did not report in time for this scrape; their last values are shown. Above 0 again and again: a \
+         core is stuck, see core_stalls_total."
+    BuildInfo: Ours Gauge Count "build_info" ["revision", "version"]
+        "Always 1; the labels say what runs."
+    HttpTime: Fixed Histogram Seconds "http_request_duration_seconds" ["code", "handler", "method", "service"]
+        "From a request's head to the last byte of its answer."
+    HttpSize: Fixed Histogram Bytes "http_response_size_bytes" ["code", "handler", "method", "service"]
+        "Bytes of answers' bodies."
+    HttpInflight: Fixed Gauge Count "http_requests_inflight" ["handler", "service"]
+        "HTTP requests that are being answered now."
+    ProcessCpu: Fixed Counter Seconds "process_cpu_seconds_total" []
+        "CPU time of the process."
+    ProcessOpenFds: Fixed Gauge Count "process_open_fds" []
+        "Open file descriptors. Near process_max_fds: raise LimitNOFILE, or look for clients that open connections \
+         without end."
+    ProcessMaxFds: Fixed Gauge Count "process_max_fds" []
+        "The most that the process may have open."
+    ProcessResident: Fixed Gauge Bytes "process_resident_memory_bytes" []
+        "Resident memory. Far above the memory limit plus the index: report it."
+    ProcessVirtual: Fixed Gauge Bytes "process_virtual_memory_bytes" []
+        "Address space; says little."
+    ProcessStart: Fixed Gauge Seconds "process_start_time_seconds" []
+        "When the process started, in seconds since 1970. A jump is a restart."
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a row stands where its metric says, and names follow Prometheus' rules: base units, `_total` for counters
+    /// and for nothing else, labels in order. Method: every row.
+    #[test]
+    fn rows_follow_the_rules() {
+        for (at, row) in TABLE.iter().enumerate() {
+            let name = row.name;
+            assert_eq!(row.metric as usize, at);
+            assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{name}");
+            assert_eq!(row.kind == Kind::Counter, name.ends_with("_total"), "{name}");
+            assert_eq!(row.unit == Unit::Bytes, name.contains("_bytes"), "{name}");
+            assert_eq!(row.unit == Unit::Seconds, name.contains("_seconds"), "{name}");
+            assert!(row.labels.is_sorted(), "{name}");
+            assert!(row.help.ends_with('.') && row.help.len() > 8, "{name}");
+        }
+    }
+
+    /// Goal: dashboards and alerts name these, so that a change of a name, a kind or a label is seen and wanted.
+    /// Method: a snapshot of the whole table; when it is to change, the test prints what to put there.
+    #[test]
+    fn names_are_what_dashboards_know() {
+        let line = |row: &Row| {
+            let prefix = if row.scope == Scope::Ours { "*_" } else { "" };
+            format!("{prefix}{}{{{}}} {:?}\n", row.name, row.labels.join(","), row.kind)
+        };
+        let now: String = TABLE.iter().map(line).collect();
+        let known = include_str!("names.txt");
+        assert!(now == known, "src/metrics/names.txt is not current; it should be:\n{now}");
+    }
+}

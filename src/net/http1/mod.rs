@@ -1,0 +1,127 @@
+//! HTTP/1.1: one task for each connection, hyper for the protocol, our own clock for its limits.
+
+mod body;
+mod counters;
+mod io;
+mod routes;
+
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use hyper::server::conn::http1::Builder;
+use hyper::service::service_fn;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::server::{Gauge, Phase, Server};
+use crate::limits;
+use crate::rt::time::{self, Sleep};
+use crate::store::Store;
+pub use counters::HttpCounters;
+use io::{Io, Stage, Watch};
+
+/// How long a connection may stay in each stage. Tests have shorter ones.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// Between two requests.
+    pub idle: Duration,
+    /// From the first byte of a request's head to its last.
+    pub head: Duration,
+    /// Without a byte of a request's body or of its answer moving: at least this, at most twice as long.
+    pub stall: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            idle: Duration::from_millis(limits::HTTP_IDLE_MS),
+            head: Duration::from_millis(limits::HTTP_HEAD_MS),
+            stall: Duration::from_millis(limits::HTTP_STALL_MS),
+        }
+    }
+}
+
+/// Serves one connection to its end.
+pub(super) async fn serve<T, S>(io: T, server: Rc<Server<S>>)
+where
+    T: AsyncRead + AsyncWrite + Unpin + 'static,
+    S: Store,
+{
+    let _open = Gauge::enter(&server.counters.http.connections);
+    let phases = server.watch_phase();
+    let watch = Rc::new(Watch::default());
+    let patience = server.patience.get();
+    let (answering, asked) = (server.clone(), watch.clone());
+    let service = service_fn(move |request| routes::answer(answering.clone(), Watch::request(&asked), request));
+    let mut connection = pin!(
+        Builder::new()
+            .max_buf_size(limits::HTTP_BUFFER_LEN)
+            .max_header_size(limits::HTTP_HEAD_LEN_MAX)
+            // Why none: hyper's timers cross threads, ours do not. `Watch` keeps these times.
+            .header_read_timeout(None)
+            .serve_connection(Io::new(io, watch.clone()), service)
+    );
+    let mut limit = Limit { watch, patience, timer: None };
+    let mut told = Phase::Serving;
+    let ended = std::future::poll_fn(|context| {
+        let phase = phases.poll_phase(context);
+        if told < phase {
+            told = phase;
+            match phase {
+                Phase::Serving => {}
+                Phase::Draining => connection.as_mut().graceful_shutdown(),
+                Phase::Aborting => return Poll::Ready(Ok(())),
+            }
+        }
+        if let Poll::Ready(ended) = connection.as_mut().poll(context) {
+            return Poll::Ready(ended);
+        }
+        limit.poll(context).map(Ok)
+    })
+    .await;
+    match ended {
+        Ok(()) => {}
+        // A client that vanished is not a fault.
+        Err(error) if error.is_parse() || error.is_parse_too_large() => {
+            server.counters.http.failed.count();
+            tracing::debug!(%error, "a connection was ended for breaking HTTP/1.1's rules or limits");
+        }
+        Err(error) => tracing::debug!(%error, "a connection broke"),
+    }
+}
+
+/// Ends a connection that stays in one stage for too long.
+struct Limit {
+    watch: Rc<Watch>,
+    patience: Patience,
+    /// With the number of the stage that it is for.
+    timer: Option<(u64, Sleep)>,
+}
+
+impl Limit {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let (number, stage) = self.watch.now();
+            let fresh = || {
+                let time = match stage {
+                    Stage::Idle => self.patience.idle,
+                    Stage::Head => self.patience.head,
+                    Stage::Request => self.patience.stall,
+                };
+                (number, time::sleep(time))
+            };
+            let (of, timer) = self.timer.get_or_insert_with(fresh);
+            if *of != number {
+                self.timer = Some(fresh());
+                continue;
+            }
+            ready!(Pin::new(timer).poll(context));
+            self.timer = None;
+            if stage != Stage::Request || !self.watch.take_moved() {
+                tracing::debug!(?stage, "a connection stood still for too long and was closed");
+                return Poll::Ready(());
+            }
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! HTTP/1.1: routes, keep-alive, limits, stop. Clients speak raw bytes.
+
+use super::super::http1::Patience;
+use super::*;
+use crate::limits;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+/// One client connection.
+struct Raw(DuplexStream);
+
+/// What came back for one request.
+#[derive(Debug)]
+struct Reply {
+    code: u16,
+    /// Names in lower case.
+    headers: Vec<(String, String)>,
+    body: Vec<u8>,
+}
+
+impl Reply {
+    fn header(&self, name: &str) -> &str {
+        self.headers.iter().find(|(known, _)| known == name).map_or("", |(_, value)| value)
+    }
+
+    fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).expect("text")
+    }
+}
+
+impl Raw {
+    fn connect(harness: &Harness) -> Self {
+        let (ours, theirs) = tokio::io::duplex(64 << 10);
+        harness.server.serve(Kind::Http, theirs, ());
+        Self(ours)
+    }
+
+    async fn send(&mut self, bytes: &[u8]) {
+        // A server that has closed takes nothing; what it said is read all the same.
+        let _ = self.0.write_all(bytes).await;
+    }
+
+    async fn ask(&mut self, method: &str, path: &str) -> Reply {
+        self.send(format!("{method} {path} HTTP/1.1\r\nhost: cache\r\n\r\n").as_bytes()).await;
+        self.reply(method == "HEAD").await
+    }
+
+    async fn reply(&mut self, is_head: bool) -> Reply {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(self.0.read_u8().await.unwrap_or_else(|_| panic!("closed after {head:?}")));
+        }
+        let head = String::from_utf8(head).unwrap();
+        let mut lines = head.lines();
+        let code = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+        let pair = |line: &str| line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.to_owned()));
+        let headers: Vec<_> = lines.filter_map(pair).collect();
+        let mut reply = Reply { code, headers, body: Vec::new() };
+        if !is_head {
+            reply.body.resize(reply.header("content-length").parse().unwrap_or(0), 0);
+            self.0.read_exact(&mut reply.body).await.unwrap();
+        }
+        reply
+    }
+
+    /// The bytes until the server closes.
+    async fn rest(&mut self) -> Vec<u8> {
+        let mut rest = Vec::new();
+        self.0.read_to_end(&mut rest).await.unwrap();
+        rest
+    }
+}
+
+/// Goal: each path and method gets its answer, on one connection. Method: a table of requests, with and without a body.
+#[test]
+fn routes() {
+    with_server(async |harness| {
+        let mut client = Raw::connect(harness);
+        for (method, path, code, content_type, text) in [
+            ("GET", "/status", 200, "application/json", "\"NumFiles\": 0,"),
+            ("GET", "/status?x=1", 200, "application/json", "\"MaxSize\": "),
+            ("HEAD", "/status", 200, "application/json", ""),
+            ("GET", "/metrics", 200, "text/plain; version=0.0.4; charset=utf-8", "# TYPE process_cpu_seconds_total"),
+            ("HEAD", "/metrics", 200, "text/plain; version=0.0.4; charset=utf-8", ""),
+            ("PUT", "/metrics", 405, "text/plain; charset=utf-8", "Method 'PUT' not supported"),
+            ("DELETE", "/status", 405, "text/plain; charset=utf-8", "use GET or HEAD"),
+            ("GET", "/", 404, "text/plain; charset=utf-8", "try /status"),
+            ("GET", "/metrics/", 404, "text/plain; charset=utf-8", "/metrics/"),
+        ] {
+            let reply = client.ask(method, path).await;
+            assert_eq!((reply.code, reply.header("content-type")), (code, content_type), "{method} {path}: {reply:?}");
+            assert!(reply.text().contains(text), "{method} {path}: {reply:?}");
+            assert_eq!(reply.header("allow"), if code == 405 { "GET, HEAD" } else { "" });
+            if method == "HEAD" {
+                assert!(reply.header("content-length").parse::<usize>().unwrap() > 100, "{reply:?}");
+            }
+        }
+        assert_eq!(harness.server.counters.http.connections.get(), 1);
+    });
+}
+
+/// Goal: requests that came together are answered in order, and one that asks to close is the last. Method: three in one
+/// write.
+#[test]
+fn pipelines() {
+    with_server(async |harness| {
+        let mut client = Raw::connect(harness);
+        let ask = |path: &str, more: &str| format!("GET {path} HTTP/1.1\r\nhost: cache\r\n{more}\r\n");
+        let all = [ask("/status", ""), ask("/nowhere", ""), ask("/status", "connection: close\r\n")].concat();
+        client.send(all.as_bytes()).await;
+        for code in [200, 404, 200] {
+            assert_eq!(client.reply(false).await.code, code);
+        }
+        assert_eq!(client.rest().await, b"");
+    });
+}
+
+/// Goal: who breaks the rules or the limits is told and shown out. Method: nonsense, and a head that is too long.
+#[test]
+fn refuses_what_is_not_http() {
+    with_server(async |harness| {
+        let long = format!("GET /status HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(limits::HTTP_HEAD_LEN_MAX));
+        for (request, code) in [("\r\n\r\nnonsense\r\n\r\n", 400), (long.as_str(), 431)] {
+            let failed = harness.server.counters.http.failed.get();
+            let mut client = Raw::connect(harness);
+            client.send(request.as_bytes()).await;
+            assert_eq!(client.reply(false).await.code, code);
+            client.rest().await;
+            harness.until("it is closed", || harness.server.counters.http.connections.get() == 0).await;
+            assert_eq!(harness.server.counters.http.failed.get(), failed + 1);
+        }
+    });
+}
+
+/// Goal: a connection on which nothing moves is closed, whatever it waits for; one that is used stays. Method: patience of
+/// milliseconds, and clients that stop before a request, in its head, and behind
+/// its answer.
+#[test]
+fn patience_ends() {
+    with_server(async |harness| {
+        let short = Duration::from_millis(30);
+        let long = Duration::from_secs(600);
+        let whole = "GET /status HTTP/1.1\r\nhost: cache\r\n\r\n";
+        for (sent, patience) in [
+            ("", Patience { idle: short, head: long, stall: long }),
+            ("GET /sta", Patience { idle: long, head: short, stall: long }),
+            (whole, Patience { idle: short, head: long, stall: long }),
+        ] {
+            harness.server.patience.set(patience);
+            let mut client = Raw::connect(harness);
+            client.send(sent.as_bytes()).await;
+            let rest = client.rest().await;
+            assert_eq!(rest.starts_with(b"HTTP/1.1 200"), sent == whole, "{rest:?}");
+        }
+        harness.until("all are closed", || harness.server.counters.http.connections.get() == 0).await;
+    });
+}
+
+/// Goal: a drain closes connections that have no whole request. Method: an idle connection, and one in the middle of a
+/// head.
+#[test]
+fn drains() {
+    with_server(async |harness| {
+        let (mut idle, mut asking) = (Raw::connect(harness), Raw::connect(harness));
+        assert_eq!(idle.ask("GET", "/status").await.code, 200);
+        asking.send(b"GET /status HTTP/1.1\r\n").await;
+        harness.until("both are served", || harness.server.counters.http.connections.get() == 2).await;
+        harness.server.drain();
+        assert_eq!(idle.rest().await, b"");
+        assert_eq!(asking.rest().await, b"");
+        time::timeout(Duration::from_secs(5), harness.server.drained()).await.unwrap();
+    });
+}

@@ -1,0 +1,178 @@
+"""Goal: Prometheus reads the server, names and numbers are right, and a scrape never hangs.
+Method: Debian's own Prometheus and promtool, curl-like requests, and calls whose counts are known."""
+
+import http.client
+import json
+import re
+import shutil
+import subprocess
+import urllib.request
+
+import pytest
+
+from content import unique
+from reapi import Client, digest, upload_name
+from server import free_port, scratch
+from wait import until
+
+MIB = 1 << 20
+SERIES = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
+
+
+def get(server, path: str) -> str:
+    with urllib.request.urlopen(f"http://{server.http_address}{path}", timeout=20) as reply:
+        return reply.read().decode()
+
+
+def scrape(server) -> dict:
+    """Series by their text, such as `name{label="value"}`."""
+    found = {}
+    for line in get(server, "/metrics").splitlines():
+        if not line.startswith("#"):
+            name, labels, value = SERIES.match(line).groups()
+            found[f"{name}{{{labels}}}" if labels else name] = float(value)
+    return found
+
+
+@pytest.fixture(scope="module")
+def server():
+    from server import Server
+
+    with Server(http_address="127.0.0.1:0") as running:
+        yield running
+
+
+class Prometheus:
+    """A real one, on loopback, that scrapes one target each second."""
+
+    def __init__(self, target: str):
+        self.home = scratch("prometheus")
+        config = self.home / "prometheus.yml"
+        config.write_text(
+            "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
+            f"scrape_configs: [{{job_name: cache, static_configs: [{{targets: ['{target}']}}]}}]\n"
+        )
+        self.port = free_port()
+        command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={self.home}/data"]
+        with open(self.home / "log", "wb") as log:
+            command.append(f"--web.listen-address=127.0.0.1:{self.port}")
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.home)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.process.kill()
+        self.process.wait(20)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def ask(self, path: str):
+        """The data of an answer, or None while it starts."""
+        assert self.process.poll() is None, (self.home / "log").read_text()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}", timeout=10) as reply:
+                return json.load(reply)["data"]
+        except OSError:
+            return None
+
+    def value(self, query: str):
+        """The value of a query's first series, or None."""
+        data = self.ask(f"query?query={urllib.request.quote(query)}")
+        return float(data["result"][0]["value"][1]) if data and data["result"] else None
+
+
+def test_prometheus_scrapes_it(server):
+    content = unique(MIB)
+    with Client(server.address) as client:
+        client.write(upload_name(content.hash, content.size), content.chunks())
+    with Prometheus(server.http_address) as prometheus:
+        until(lambda: prometheus.value("up") == 1, "the target is up", 60)
+        target = prometheus.ask("targets")["activeTargets"][0]
+        assert (target["health"], target["lastError"]) == ("up", "")
+        assert prometheus.value("bazel_remote_stored_bytes_total") >= MIB
+        assert prometheus.value('bazel_remote_disk_cache_size_bytes_limit{type="evict"}') == 1 << 30
+        assert prometheus.value("process_resident_memory_bytes") > MIB
+        # The next scrape tells of the one before.
+        until(lambda: prometheus.value('http_request_duration_seconds_count{handler="metrics"}'), "a second scrape", 30)
+
+
+def test_promtool_has_nothing_to_say(server):
+    text = get(server, "/metrics")
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+def test_status_has_the_known_keys(server):
+    content = unique(MIB)
+    with Client(server.address) as client:
+        before = json.loads(get(server, "/status"))
+        client.write(upload_name(content.hash, content.size), content.chunks())
+        after = json.loads(get(server, "/status"))
+    keys = "CurrSize UncompressedSize ReservedSize MaxSize NumFiles ServerTime GitCommit GitTags NumGoroutines"
+    assert list(after) == keys.split()
+    assert after["MaxSize"] == 1 << 30
+    assert after["NumFiles"] == before["NumFiles"] + 1
+    assert after["CurrSize"] >= MIB
+    assert after["ReservedSize"] == 0
+    assert after["NumGoroutines"] > 0
+
+
+def test_counts_follow_what_happens(server):
+    content = unique(3 * MIB)
+    with Client(server.address) as client:
+        before = scrape(server)
+        client.write(upload_name(content.hash, content.size), content.chunks())
+        client.write(upload_name(content.hash, content.size), content.chunks())
+        after = scrape(server)
+
+    def moved(name: str) -> float:
+        return after[f"bazel_remote_{name}"] - before[f"bazel_remote_{name}"]
+
+    assert moved("stored_blobs_total") == 1
+    assert moved("stored_bytes_total") == content.size
+    assert moved("present_blobs_total") == 1
+    assert moved("disk_cache_entries") == 1
+    assert moved("disk_cache_large_blobs") == 1
+    assert after["bazel_remote_calls_inflight"] == 0
+
+
+def test_head_and_refusals(server):
+    connection = http.client.HTTPConnection(server.http_address, timeout=20)
+    for method, path, code in [
+        ("HEAD", "/metrics", 200),
+        ("HEAD", "/status", 200),
+        ("POST", "/metrics", 405),
+        ("GET", "/favicon.ico", 404),
+        ("GET", "/status", 200),
+    ]:
+        connection.request(method, path)
+        reply = connection.getresponse()
+        body = reply.read()
+        assert reply.status == code, (method, path)
+        assert (method == "HEAD") == (body == b"")
+        assert int(reply.getheader("Content-Length")) > 0
+        if code >= 400:
+            assert body.decode().strip(), "an error must say what happened"
+    connection.close()
+
+
+def test_the_prefix_can_be_chosen_and_metrics_switched_off(fresh):
+    server = fresh(http_address="127.0.0.1:0", metrics_prefix="ringcas")
+    names = {series.split("{")[0] for series in scrape(server)}
+    assert "ringcas_disk_cache_size_bytes" in names and "process_open_fds" in names
+    assert not [name for name in names if name.startswith("bazel_remote")]
+    server.restart(enable_endpoint_metrics="false")
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        get(server, "/metrics")
+    assert caught.value.code == 404
+    assert caught.value.read() == b"Endpoint metrics are not enabled on this server.\n"
+    assert json.loads(get(server, "/status"))["MaxSize"] == 1 << 30
+
+
+def test_a_held_connection_does_not_stop_the_server(fresh):
+    server = fresh(http_address="127.0.0.1:0")
+    idle = http.client.HTTPConnection(server.http_address, timeout=20)
+    idle.request("GET", "/status")
+    idle.getresponse().read()
+    server.stop()
+    idle.close()
