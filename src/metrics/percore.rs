@@ -228,6 +228,16 @@ impl Snapshot {
         self.of(metric).map(|(_, value)| number(value)).sum()
     }
 
+    /// The number, or the count of values, of one series.
+    #[cfg(test)]
+    pub fn value(&self, metric: Metric, labels: &[&str]) -> Option<f64> {
+        let (_, value) = self.of(metric).find(|(known, _)| known.iter().eq(labels))?;
+        Some(match value {
+            Value::Number(number) => *number,
+            Value::Distribution(distribution) => distribution.counts.iter().sum::<u64>() as f64,
+        })
+    }
+
     /// All series of a metric.
     pub fn of(&self, metric: Metric) -> impl Iterator<Item = (&Labels, &Value)> {
         let all = self.series.range((metric, Vec::new())..);

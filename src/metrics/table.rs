@@ -116,6 +116,9 @@ table! {
     DiskSyncTime: Ours Histogram Seconds "disk_sync_seconds" []
         "How long fdatasync of the data files took, about once a second and core. With --ack durable every upload \
          waits for one."
+    IncomingRequests: Ours Counter Count "incoming_requests_total" ["kind", "method", "status"]
+        "What clients asked for (get, contains) of cas and ac, and whether it was there. A fall of the hit ratio \
+         after a deployment usually means changed action keys."
     StoredBlobs: Ours Counter Count "stored_blobs_total" []
         "Blobs that were verified and stored."
     Stored: Ours Counter Bytes "stored_bytes_total" []
@@ -184,6 +187,16 @@ table! {
          core is stuck, see core_stalls_total."
     BuildInfo: Ours Gauge Count "build_info" ["revision", "version"]
         "Always 1; the labels say what runs."
+    GrpcStarted: Fixed Counter Count "grpc_server_started_total" ["grpc_method", "grpc_service", "grpc_type"]
+        "Calls that were started."
+    GrpcHandled: Fixed Counter Count "grpc_server_handled_total" ["grpc_code", "grpc_method", "grpc_service", "grpc_type"]
+        "Calls that ended, by their status. Look at Internal, Unavailable and ResourceExhausted first."
+    GrpcReceived: Fixed Counter Count "grpc_server_msg_received_total" ["grpc_method", "grpc_service", "grpc_type"]
+        "Messages received."
+    GrpcSent: Fixed Counter Count "grpc_server_msg_sent_total" ["grpc_method", "grpc_service", "grpc_type"]
+        "Messages sent."
+    GrpcTime: Fixed Histogram Seconds "grpc_server_handling_seconds" ["grpc_method", "grpc_service", "grpc_type"]
+        "From a call's headers to its status, transfer included."
     HttpTime: Fixed Histogram Seconds "http_request_duration_seconds" ["code", "handler", "method", "service"]
         "From a request's head to the last byte of its answer."
     HttpSize: Fixed Histogram Bytes "http_response_size_bytes" ["code", "handler", "method", "service"]

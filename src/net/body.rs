@@ -182,13 +182,19 @@ pub struct RequestStream {
 
 impl Incoming for RequestStream {
     async fn part(&mut self) -> Result<Option<Part>, Status> {
-        self.body.part().await
+        let part = self.body.part().await?;
+        part.iter().for_each(|part| self.responder.count_received(part));
+        Ok(part)
     }
 
     fn part_here(&mut self) -> Result<Option<Part>, Status> {
         // Why a waker that does nothing: whoever finds nothing here goes on to wait with `part`, or does not care.
         match self.body.poll_part(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(part) => part,
+            Poll::Ready(part) => {
+                let part = part?;
+                part.iter().for_each(|part| self.responder.count_received(part));
+                Ok(part)
+            }
             Poll::Pending => Ok(None),
         }
     }

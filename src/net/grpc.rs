@@ -12,10 +12,12 @@ use h2::RecvStream;
 use h2::server::SendResponse;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
-use http::{Method, Request, Response, StatusCode};
+use http::{Method as Verb, Request, Response, StatusCode};
 
+use super::account::Account;
 use super::body::{Body, Message, RequestStream};
 use super::memory::{Share, Shares};
+use super::methods::Method;
 use super::payload::Payload;
 use super::responder::Responder;
 use super::server::{Gauge, Phase, PhaseWatch, Server, count};
@@ -60,14 +62,15 @@ pub(super) fn start<S: Store>(
     let call =
         Call { server: server.clone(), calls, requests, responder, timeout: timeout_given, drain: None, head, body };
     if timeout == Some(None) {
-        return call.refuse("unknown", Status::invalid("grpc-timeout: must be up to 8 digits and one of H M S m u n"));
+        return call
+            .refuse(Method::Unknown, Status::invalid("grpc-timeout: must be up to 8 digits and one of H M S m u n"));
     }
     dispatch(call);
 }
 
 /// The HTTP status for a request that is no gRPC call. Source: PROTOCOL-HTTP2.md, "Requests". `te` is checked by h2.
 fn not_grpc(head: &Parts) -> Option<StatusCode> {
-    if head.method != Method::POST {
+    if head.method != Verb::POST {
         return Some(StatusCode::METHOD_NOT_ALLOWED);
     }
     let content_type = head.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
@@ -80,48 +83,50 @@ fn not_grpc(head: &Parts) -> Option<StatusCode> {
 /// Spawns the handler that the path names.
 fn dispatch<S: Store>(call: Call<'_, S>) {
     match call.head.uri.path() {
-        "/google.bytestream.ByteStream/Read" => call.server_streaming("ByteStream.Read", byte_stream::read),
-        "/google.bytestream.ByteStream/Write" => call.write("ByteStream.Write"),
+        "/google.bytestream.ByteStream/Read" => call.server_streaming(Method::Read, byte_stream::read),
+        "/google.bytestream.ByteStream/Write" => call.write(Method::Write),
         "/google.bytestream.ByteStream/QueryWriteStatus" => {
-            call.unary("ByteStream.QueryWriteStatus", byte_stream::query_write_status)
+            call.unary(Method::QueryWriteStatus, byte_stream::query_write_status)
         }
         "/build.bazel.remote.execution.v2.ActionCache/GetActionResult" => {
-            call.unary_held("ActionCache.GetActionResult", action_cache::get_action_result)
+            call.unary_held(Method::GetActionResult, action_cache::get_action_result)
         }
         "/build.bazel.remote.execution.v2.ActionCache/UpdateActionResult" => {
-            call.unary("ActionCache.UpdateActionResult", action_cache::update_action_result)
+            call.unary(Method::UpdateActionResult, action_cache::update_action_result)
         }
         "/build.bazel.remote.execution.v2.ContentAddressableStorage/FindMissingBlobs" => {
-            call.unary("ContentAddressableStorage.FindMissingBlobs", cas::find_missing_blobs)
+            call.unary(Method::FindMissingBlobs, cas::find_missing_blobs)
         }
         "/build.bazel.remote.execution.v2.ContentAddressableStorage/BatchUpdateBlobs" => {
-            call.unary("ContentAddressableStorage.BatchUpdateBlobs", cas::batch_update_blobs)
+            call.unary(Method::BatchUpdateBlobs, cas::batch_update_blobs)
         }
         "/build.bazel.remote.execution.v2.ContentAddressableStorage/BatchReadBlobs" => {
-            call.unary_held("ContentAddressableStorage.BatchReadBlobs", cas::batch_read_blobs)
+            call.unary_held(Method::BatchReadBlobs, cas::batch_read_blobs)
         }
         "/build.bazel.remote.execution.v2.ContentAddressableStorage/GetTree" => {
-            call.server_streaming("ContentAddressableStorage.GetTree", crate::service::tree::get_tree)
+            call.server_streaming(Method::GetTree, crate::service::tree::get_tree)
         }
         "/build.bazel.remote.execution.v2.ContentAddressableStorage/SplitBlob" => {
-            call.unary("ContentAddressableStorage.SplitBlob", cas::split_blob)
+            call.unary(Method::SplitBlob, cas::split_blob)
         }
         "/build.bazel.remote.execution.v2.ContentAddressableStorage/SpliceBlob" => {
-            call.unary("ContentAddressableStorage.SpliceBlob", cas::splice_blob)
+            call.unary(Method::SpliceBlob, cas::splice_blob)
         }
         "/build.bazel.remote.execution.v2.Capabilities/GetCapabilities" => {
-            call.unary("Capabilities.GetCapabilities", capabilities::get_capabilities)
+            call.unary(Method::GetCapabilities, capabilities::get_capabilities)
         }
-        "/grpc.health.v1.Health/Check" => call.unary("Health.Check", health::check),
-        "/grpc.health.v1.Health/List" => call.unary("Health.List", health::list),
-        "/grpc.health.v1.Health/Watch" => call.without_end().server_streaming("Health.Watch", health::watch),
-        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
-        | "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo" => {
-            call.without_end().reflection("ServerReflection.ServerReflectionInfo")
+        "/grpc.health.v1.Health/Check" => call.unary(Method::HealthCheck, health::check),
+        "/grpc.health.v1.Health/List" => call.unary(Method::HealthList, health::list),
+        "/grpc.health.v1.Health/Watch" => call.without_end().server_streaming(Method::HealthWatch, health::watch),
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo" => {
+            call.without_end().reflection(Method::Reflection)
+        }
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo" => {
+            call.without_end().reflection(Method::ReflectionAlpha)
         }
         path => {
             let status = Status::new(Code::Unimplemented, format!("this server has no method {path}"));
-            call.refuse("unknown", status);
+            call.refuse(Method::Unknown, status);
         }
     }
 }
@@ -146,7 +151,7 @@ impl<S: Store> Call<'_, S> {
         self
     }
 
-    fn unary<H>(self, method: &'static str, handler: H)
+    fn unary<H>(self, method: Method, handler: H)
     where
         H: AsyncFnOnce(&Services<S>, &CallContext, Bytes) -> Result<Reply, Status> + 'static,
     {
@@ -154,7 +159,7 @@ impl<S: Store> Call<'_, S> {
     }
 
     /// A unary call whose handler takes memory for its reply before it makes it.
-    fn unary_held<H>(self, method: &'static str, handler: H)
+    fn unary_held<H>(self, method: Method, handler: H)
     where
         H: AsyncFnOnce(&Services<S>, &CallContext, Bytes, &mut Responder) -> Result<Reply, Status> + 'static,
     {
@@ -169,7 +174,7 @@ impl<S: Store> Call<'_, S> {
         });
     }
 
-    fn server_streaming<H>(self, method: &'static str, handler: H)
+    fn server_streaming<H>(self, method: Method, handler: H)
     where
         H: AsyncFnOnce(&Services<S>, &CallContext, Bytes, &mut Responder) -> Result<(), Status> + 'static,
     {
@@ -180,7 +185,7 @@ impl<S: Store> Call<'_, S> {
         });
     }
 
-    fn write(self, method: &'static str) {
+    fn write(self, method: Method) {
         self.spawn(method, async move |server, mut responder, body, headers| {
             let mut incoming = RequestStream { body, headers, responder: responder.clone() };
             let reply = byte_stream::write(&server.services, &CallContext::default(), &mut incoming).await?;
@@ -188,10 +193,11 @@ impl<S: Store> Call<'_, S> {
         });
     }
 
-    fn reflection(self, method: &'static str) {
+    fn reflection(self, method: Method) {
         self.spawn(method, async move |_server, mut responder, mut body, _| {
             let mut request = Vec::new();
             while let Some(part) = body.part().await? {
+                responder.count_received(&part);
                 match part {
                     Part::Start { len } if len > limits::REFLECTION_REQUEST_LEN_MAX => {
                         let max = limits::REFLECTION_REQUEST_LEN_MAX;
@@ -208,25 +214,22 @@ impl<S: Store> Call<'_, S> {
         });
     }
 
-    fn refuse(self, method: &'static str, status: Status) {
+    fn refuse(self, method: Method, status: Status) {
         self.spawn(method, async move |_, _, _, _| Err(status));
     }
 
     /// Runs the call in a task of its own, which starts when the connection's turn is over, so that all calls that came
     /// together are answered together.
-    fn spawn<W>(self, method: &'static str, work: W)
+    fn spawn<W>(self, method: Method, work: W)
     where
         W: AsyncFnOnce(Rc<Server<S>>, Responder, Body, HeaderMap) -> Result<(), Status> + 'static,
     {
         let Self { server, calls, requests: _, responder, timeout, drain, head, body } = self;
-        if server.services.options.access_log {
-            responder.log_as(method);
-        }
+        responder.open_account(Account::open(server.counters.grpc.clone(), method, server.services.options.access_log));
         let deadline: Option<Sleep> = timeout.map(time::sleep);
         calls.spawn(async move {
             let _busy = rt::busy();
             let _open = Gauge::enter(&server.counters.calls_open);
-            count(&server.counters.calls);
             // Why boxed: the handler's state is some kilobytes, and a task is moved several times before it runs.
             let work = Box::pin(work(server.clone(), responder.clone(), body, head.headers));
             let end = finish_or_cut(work, &responder, deadline, drain).await;
@@ -255,7 +258,8 @@ async fn take_request<S>(
     responder: &Responder,
 ) -> Result<Bytes, Status> {
     let Message { bytes, room } = body.message(requests, server.request_stall.get()).await?;
-    responder.count_received(bytes.len());
+    responder.count_received(&Part::Start { len: bytes.len() });
+    responder.count_received(&Part::Piece(bytes.clone()));
     responder.keep(room);
     Ok(bytes)
 }

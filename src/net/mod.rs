@@ -1,7 +1,7 @@
 //! Sockets, HTTP/1.1, HTTP/2 and gRPC framing, in the order in which the bytes travel.
 
 pub mod accept;
-pub mod access_log;
+pub mod account;
 pub mod body;
 pub mod gather;
 pub mod grpc;
@@ -9,6 +9,7 @@ pub mod http1;
 pub mod http2;
 pub mod memory;
 pub mod metadata;
+pub mod methods;
 pub mod payload;
 pub mod responder;
 pub mod server;

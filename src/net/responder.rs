@@ -10,11 +10,11 @@ use h2::server::SendResponse;
 use http::Response;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 
-use super::access_log::AccessLine;
+use super::account::Account;
 use super::memory::{GaveWay, Room, Share};
 use super::payload::{Payload, Rooms};
 use crate::limits;
-use crate::pure::grpc_frame;
+use crate::pure::grpc_frame::{self, Part};
 use crate::service::reply::pieces_len;
 use crate::service::{Code, Outgoing, Reply, Status};
 
@@ -33,7 +33,8 @@ pub struct Responder(Rc<RefCell<Answer>>);
 
 struct Answer {
     stage: Stage,
-    line: Option<Box<AccessLine>>,
+    /// `None` until it is known which method the call is for.
+    account: Option<Account>,
     /// What the call holds for its reply. Each message that HTTP/2 still has keeps its own hold on it.
     rooms: Rooms,
     replies: Share,
@@ -49,7 +50,7 @@ enum Stage {
 
 impl Responder {
     pub(super) fn new(respond: SendResponse<Payload>, replies: Share) -> Self {
-        let answer = Answer { stage: Stage::New(respond), line: None, rooms: Rooms::default(), replies };
+        let answer = Answer { stage: Stage::New(respond), account: None, rooms: Rooms::default(), replies };
         Self(Rc::new(RefCell::new(answer)))
     }
 
@@ -67,14 +68,17 @@ impl Responder {
         }
     }
 
-    pub(super) fn log_as(&self, method: &'static str) {
-        self.0.borrow_mut().line = Some(Box::new(AccessLine::new(method)));
+    pub(super) fn open_account(&self, account: Account) {
+        self.0.borrow_mut().account = Some(account);
     }
 
-    /// Adds to the access log line's count.
-    pub(super) fn count_received(&self, bytes: usize) {
-        if let Some(line) = &mut self.0.borrow_mut().line {
-            line.received += bytes as u64;
+    /// Counts what has come.
+    pub(super) fn count_received(&self, part: &Part) {
+        let Some(account) = &mut self.0.borrow_mut().account else { return };
+        match part {
+            Part::Start { .. } => account.message_received(),
+            Part::Piece(piece) => account.bytes_received(piece.len()),
+            Part::End => {}
         }
     }
 
@@ -82,8 +86,8 @@ impl Responder {
     pub(super) fn send_now(&mut self, message: Reply) -> Result<(), Status> {
         let answer = &mut *self.0.borrow_mut();
         let payload = Payload::message(message, answer.rooms.clone());
-        if let Some(line) = &mut answer.line {
-            line.sent += payload.remaining() as u64;
+        if let Some(account) = &mut answer.account {
+            account.message_sent(payload.remaining());
         }
         if let Stage::New(respond) = &mut answer.stage {
             let response = headers_response();
@@ -124,8 +128,8 @@ impl Responder {
         answer.rooms = Rooms::default();
         let status = result.err();
         let code = status.as_ref().map_or(Code::Ok, |status| status.code);
-        if let Some(line) = &mut answer.line {
-            line.code = Some(code);
+        if let Some(account) = &mut answer.account {
+            account.finish(code);
         }
         match std::mem::replace(&mut answer.stage, Stage::Ended) {
             Stage::New(mut respond) => {
@@ -173,8 +177,8 @@ impl Outgoing for Responder {
     }
 
     fn note_resource(&mut self, name: &str) {
-        if let Some(line) = &mut self.0.borrow_mut().line {
-            name.clone_into(&mut line.resource);
+        if let Some(account) = &mut self.0.borrow_mut().account {
+            account.note_resource(name);
         }
     }
 }

@@ -13,6 +13,7 @@ use super::gather::Buffers;
 use super::http1::{self, HttpCounters, Patience};
 use super::http2;
 use super::memory::{self, Memory, Shares};
+use super::methods::GrpcCounters;
 use crate::limits;
 use crate::metrics::export::Exporter;
 use crate::metrics::{Metric, Snapshot};
@@ -54,14 +55,13 @@ pub struct Counters {
     pub connections: Cell<u64>,
     /// Calls whose handler runs now.
     pub calls_open: Cell<u64>,
-    /// Calls since the start.
-    pub calls: Cell<u64>,
     /// Calls that ended because the client cancelled, vanished, or its deadline passed.
     pub calls_cut: Cell<u64>,
     /// Handlers that panicked.
     pub panics: Cell<u64>,
     /// Connections that were ended for breaking HTTP/2's rules or our limits.
     pub connections_failed: Cell<u64>,
+    pub grpc: Rc<GrpcCounters>,
     pub http: Rc<HttpCounters>,
 }
 
@@ -72,6 +72,7 @@ impl Counters {
         into.add(Metric::CallsInflight, self.calls_open.get());
         into.add(Metric::CallsCut, self.calls_cut.get());
         into.add(Metric::HandlerPanics, self.panics.get());
+        self.grpc.report(into);
         self.http.report(core, into);
     }
 }
@@ -149,6 +150,7 @@ impl<S: Store> Server<S> {
     /// Adds what this core has counted of connections and calls, and what they hold.
     pub fn report(&self, core: usize, into: &mut Snapshot) {
         self.counters.report(core, into);
+        self.services.store.report(into);
         into.add_for(Metric::MemoryHeld, ["requests"], self.request_memory.held());
         into.add_for(Metric::MemoryHeld, ["replies"], self.reply_memory.held());
     }

@@ -27,6 +27,7 @@ use crate::pure::digest::Digest;
 use crate::store::Store;
 use crate::store::complete::Complete;
 use crate::store::empty::Empty;
+use crate::store::measured::Measured;
 use crate::wire::reapi;
 use health::Health;
 
@@ -61,14 +62,15 @@ pub trait Outgoing {
 pub struct Services<S> {
     /// Every store is wrapped, so that the empty blob is always present and an action whose blobs are gone is a miss,
     /// whichever door asks.
-    pub store: Complete<Empty<S>>,
+    pub store: Measured<Complete<Empty<S>>>,
     pub options: Rc<Options>,
     pub health: Health,
 }
 
 impl<S: Store> Services<S> {
     pub fn new(store: S, options: Rc<Options>, health: Health) -> Self {
-        Self { store: Complete::new(Empty(store), options.check_actions), options, health }
+        let store = Complete::new(Empty(store), options.check_actions);
+        Self { store: Measured::new(store), options, health }
     }
 }
 

@@ -25,6 +25,29 @@ pub enum Code {
     Unauthenticated = 16,
 }
 
+impl Code {
+    pub const COUNT: usize = 17;
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Ok,
+        Self::Cancelled,
+        Self::Unknown,
+        Self::InvalidArgument,
+        Self::DeadlineExceeded,
+        Self::NotFound,
+        Self::AlreadyExists,
+        Self::PermissionDenied,
+        Self::ResourceExhausted,
+        Self::FailedPrecondition,
+        Self::Aborted,
+        Self::OutOfRange,
+        Self::Unimplemented,
+        Self::Internal,
+        Self::Unavailable,
+        Self::DataLoss,
+        Self::Unauthenticated,
+    ];
+}
+
 /// How a call ends when it does not end well (or, for per-item statuses, how an item ends).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{code:?}: {message}")]

@@ -4,6 +4,7 @@ pub mod complete;
 pub mod empty;
 #[cfg(test)]
 pub mod fake;
+pub mod measured;
 pub mod walk;
 
 use bytes::Bytes;

@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 
 from content import unique
-from reapi import Client, digest, upload_name
+from reapi import Client, Code, blob_name, digest, fails, upload_name
 from server import free_port, scratch
 from wait import until
 
@@ -121,12 +121,30 @@ def test_counts_follow_what_happens(server):
     content = unique(3 * MIB)
     with Client(server.address) as client:
         before = scrape(server)
+        assert client.missing(digest(content))
         client.write(upload_name(content.hash, content.size), content.chunks())
         client.write(upload_name(content.hash, content.size), content.chunks())
+        assert client.read(blob_name(content.hash, content.size)) == content.bytes()
+        with fails(Code.NOT_FOUND):
+            client.read(blob_name(unique(10).hash, 10))
         after = scrape(server)
 
     def moved(name: str) -> float:
-        return after[f"bazel_remote_{name}"] - before[f"bazel_remote_{name}"]
+        full = name if name.startswith("grpc_") else f"bazel_remote_{name}"
+        return after[full] - before.get(full, 0)
+
+    def method(name: str, kind: str) -> str:
+        return f'grpc_method="{name}",grpc_service="google.bytestream.ByteStream",grpc_type="{kind}"'
+
+    assert moved('incoming_requests_total{kind="cas",method="contains",status="miss"}') == 1
+    assert moved('incoming_requests_total{kind="cas",method="get",status="hit"}') == 1
+    assert moved('incoming_requests_total{kind="cas",method="get",status="miss"}') == 1
+    assert moved(f'grpc_server_started_total{{{method("Write", "client_stream")}}}') == 2
+    assert moved(f'grpc_server_handled_total{{grpc_code="OK",{method("Write", "client_stream")}}}') == 2
+    assert moved(f'grpc_server_handled_total{{grpc_code="NotFound",{method("Read", "server_stream")}}}') == 1
+    assert moved(f'grpc_server_handling_seconds_count{{{method("Read", "server_stream")}}}') == 2
+    assert moved('sent_bytes_total{protocol="grpc"}') >= content.size
+    assert moved('received_bytes_total{protocol="grpc"}') >= content.size
 
     assert moved("stored_blobs_total") == 1
     assert moved("stored_bytes_total") == content.size

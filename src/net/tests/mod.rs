@@ -3,6 +3,7 @@
 mod byte_stream;
 mod calls;
 mod connections;
+mod counters;
 mod http1;
 mod memory;
 mod slow_store;

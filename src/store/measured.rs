@@ -1,0 +1,157 @@
+//! Counts what clients asked for and whether it was there: bazel-remote's `incoming_requests_total`.
+
+use std::rc::Rc;
+
+use bytes::Bytes;
+
+use super::complete::Complete;
+use super::{ActionEntry, ActionKey, Blob, Get, Opened, Put, PutOutcome, Store, StoreError, UploadKey, UploadStatus};
+use crate::metrics::{Counter, Metric, Snapshot};
+use crate::pure::digest::Digest;
+
+/// Passes everything through. Stands outermost, so that what the stores below ask for themselves is not counted, and an
+/// action whose blobs are gone counts as the miss that the client sees.
+#[derive(Clone)]
+pub struct Measured<S> {
+    inner: S,
+    counts: Rc<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
+    get_blob: Ratio,
+    get_action: Ratio,
+    /// By digest.
+    contains_blob: Ratio,
+}
+
+#[derive(Default)]
+struct Ratio {
+    hits: Counter,
+    misses: Counter,
+}
+
+impl Ratio {
+    fn note(&self, is_hit: bool) {
+        if is_hit { self.hits.count() } else { self.misses.count() }
+    }
+
+    fn report(&self, kind: &'static str, method: &'static str, into: &mut Snapshot) {
+        into.add_for(Metric::IncomingRequests, [kind, method, "hit"], &self.hits);
+        into.add_for(Metric::IncomingRequests, [kind, method, "miss"], &self.misses);
+    }
+}
+
+impl<S> Measured<S> {
+    pub fn new(inner: S) -> Self {
+        Self { inner, counts: Rc::default() }
+    }
+
+    pub fn report(&self, into: &mut Snapshot) {
+        self.counts.get_blob.report("cas", "get", into);
+        self.counts.get_action.report("ac", "get", into);
+        self.counts.contains_blob.report("cas", "contains", into);
+    }
+}
+
+impl<S: Store> Measured<Complete<S>> {
+    /// See `Complete::action_get_held`.
+    pub async fn action_get_held<E: From<StoreError>>(
+        &self,
+        key: ActionKey,
+        hold: impl AsyncFnOnce(usize) -> Result<(), E>,
+    ) -> Result<Option<ActionEntry>, E> {
+        let found = self.inner.action_get_held(key, hold).await?;
+        self.counts.get_action.note(found.is_some());
+        Ok(found)
+    }
+}
+
+impl<S: Store> Store for Measured<S> {
+    type Upload = S::Upload;
+
+    async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
+        let missing = self.inner.find_missing(digests).await?;
+        let misses = missing.iter().filter(|missing| **missing).count() as u64;
+        self.counts.contains_blob.misses.add(misses);
+        self.counts.contains_blob.hits.add(missing.len() as u64 - misses);
+        Ok(missing)
+    }
+
+    async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {
+        let found = self.inner.get(get).await;
+        match &found {
+            Ok(found) => self.counts.get_blob.note(found.is_some()),
+            // To its client a miss.
+            Err(StoreError::Lost { .. }) => self.counts.get_blob.note(false),
+            Err(_) => {}
+        }
+        found
+    }
+
+    async fn put(&self, put: Put) -> Result<PutOutcome, StoreError> {
+        self.inner.put(put).await
+    }
+
+    async fn open_upload(&self, key: UploadKey, write_offset: u64) -> Result<Opened<Self::Upload>, StoreError> {
+        self.inner.open_upload(key, write_offset).await
+    }
+
+    async fn upload_status(&self, key: UploadKey) -> Result<UploadStatus, StoreError> {
+        self.inner.upload_status(key).await
+    }
+
+    async fn action_get(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
+        let found = self.inner.action_get(key).await?;
+        self.counts.get_action.note(found.is_some());
+        Ok(found)
+    }
+
+    async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError> {
+        self.inner.action_put(key, data).await
+    }
+
+    async fn action_drop(&self, key: ActionKey, version: u64) -> Result<(), StoreError> {
+        self.inner.action_drop(key, version).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rt::cores::block_on;
+    use crate::store::fake::{FakeStore, digest_of};
+    use crate::store::{Accept, Encoding};
+
+    /// Goal: each question is counted once, by kind and by what was found. Method: questions of each kind to a store that
+    /// holds one blob.
+    #[test]
+    fn hits_and_misses_are_told_apart() {
+        block_on(async {
+            let store = Measured::new(Complete::new(FakeStore::default(), true));
+            let (here, gone) = (digest_of(b"here"), digest_of(b"gone"));
+            let data = vec![Bytes::from_static(b"here")];
+            store.put(Put { digest: here, encoding: Encoding::Identity, data }).await.expect("stored");
+            store.find_missing(vec![here, gone, gone]).await.expect("an answer");
+            assert!(store.get(Get::whole(here, Accept::Identity)).await.expect("an answer").is_some());
+            assert!(store.get(Get::whole(gone, Accept::Identity)).await.expect("an answer").is_none());
+            let key = ActionKey { hash: here.hash, size: None };
+            assert!(store.action_get(key).await.expect("an answer").is_none());
+            let held = store.action_get_held(key, async |_| Ok::<(), StoreError>(())).await;
+            assert!(held.expect("an answer").is_none());
+            let mut all = Snapshot::default();
+            store.report(&mut all);
+            for (kind, method, status, expected) in [
+                ("cas", "contains", "hit", 1.0),
+                ("cas", "contains", "miss", 2.0),
+                ("cas", "get", "hit", 1.0),
+                ("cas", "get", "miss", 1.0),
+                ("ac", "get", "hit", 0.0),
+                ("ac", "get", "miss", 2.0),
+            ] {
+                let found = all.value(Metric::IncomingRequests, &[kind, method, status]);
+                assert_eq!(found, Some(expected), "{kind} {method} {status}");
+            }
+        });
+    }
+}
