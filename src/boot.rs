@@ -15,6 +15,7 @@ use crate::percore::{self, Barrier, FirstCore, Kit};
 use crate::rt::cores::{self, CoreDied, StartError};
 use crate::rt::signal::{self, Shutdown};
 use crate::rt::{self};
+use crate::service::shed::ShedLog;
 use crate::shard::disk::DiskConfig;
 use crate::shard::geometry::{self, OpenError, Volume};
 use crate::shard::{pool, router};
@@ -82,6 +83,7 @@ fn serve(flags: Flags) -> Result<(), Failure> {
         started_s: rt::time::unix_seconds(),
     };
     let (quiet, closed) = (Barrier::new(count), Barrier::new(count));
+    let shed_log = ShedLog::default();
     let mut first = Some(FirstCore { pool, grpc, http, targets });
     let mut parts = ports.into_iter().zip(routers).zip(inboxes).zip(export::wire(count, &facts));
     let running = cores::launch(&config.cores, &shutdown, |core| {
@@ -96,6 +98,7 @@ fn serve(flags: Flags) -> Result<(), Failure> {
             metrics,
             first: first.take(),
             shutdown: shutdown.clone(),
+            shed_log: shed_log.clone(),
             quiet: quiet.clone(),
             closed: closed.clone(),
         };
@@ -140,6 +143,18 @@ fn announce(config: &Config, volume: &Volume, grpc: &TcpListener, http: Option<&
         config.stream_window >> 10,
         (config.stream_window as u64 * limits::HTTP2_CONNECTION_WINDOW_STREAMS as u64) >> 10,
     );
+    tracing::info!(
+        "CAS writes: {} in flight at a time, others wait {:?} for a place and are then refused ({:?})",
+        config.write_slots,
+        config.write_queue_wait,
+        config.write_shed_status,
+    );
+    if let Some(wanted) = config.write_slots_wanted.filter(|&wanted| wanted > config.write_slots) {
+        tracing::warn!(
+            "--max_inflight_cas_writes {wanted}: half of --memory_limit has room for {}, and no more will be in flight",
+            config.write_slots,
+        );
+    }
     if address.ip().is_unspecified() {
         tracing::warn!("anyone who reaches {address} can read and write this cache: there is no access control yet");
     }

@@ -9,6 +9,7 @@ use clap::{Parser, ValueEnum};
 
 use crate::limits;
 use crate::rt::cores::{CorePlan, PlanError};
+use crate::service::shed::ShedStatus;
 use crate::shard::{codec, disk};
 
 /// A Bazel remote-cache server: one io_uring executor pinned to each core.
@@ -43,10 +44,23 @@ pub struct Flags {
     /// What an acknowledged upload has reached: the write buffer, the drive, or stable storage.
     #[arg(long, env = "RINGCAS_ACK", default_value = "buffered")]
     ack: Ack,
-    /// HTTP/2 window of each stream in bytes; a connection's is 16 times this. It never grows.
-    #[arg(long, env = "RINGCAS_GRPC_INITIAL_WINDOW_SIZE", default_value_t = limits::HTTP2_STREAM_WINDOW,
-          value_parser = clap::value_parser!(u32).range(65_535..=16 << 20))]
-    grpc_initial_window_size: u32,
+    /// HTTP/2 window of each stream in bytes; a connection's is 16 times this. It never grows. [default: 262144]
+    #[arg(long, env = "RINGCAS_GRPC_INITIAL_WINDOW_SIZE", value_parser = window())]
+    grpc_initial_window_size: Option<u32>,
+    #[arg(long, hide = true, env = "BAZEL_REMOTE_GRPC_INITIAL_WINDOW_SIZE", value_parser = window())]
+    bazel_remote_grpc_initial_window_size: Option<u32>,
+    /// CAS writes in flight at a time, on all cores; others wait a little and are then refused. Reads, the action cache and
+    /// blobs that are present are never gated. Default, also for 0: a quarter of the memory limit, in parts of 464 KiB.
+    #[arg(long, env = "RINGCAS_MAX_INFLIGHT_CAS_WRITES")]
+    max_inflight_cas_writes: Option<u32>,
+    #[arg(long, hide = true, env = "BAZEL_REMOTE_MAX_INFLIGHT_CAS_WRITES")]
+    bazel_remote_max_inflight_cas_writes: Option<u32>,
+    /// How long a CAS write waits for its turn before it is refused, such as 250ms; at most 60s.
+    #[arg(long, env = "RINGCAS_WRITE_QUEUE_WAIT", default_value = "250ms", value_parser = duration)]
+    write_queue_wait: Duration,
+    /// What a refused CAS write is told.
+    #[arg(long, env = "RINGCAS_WRITE_SHED_STATUS", default_value = "auto")]
+    write_shed_status: WriteShedStatus,
     /// The largest blob that clients may upload, in bytes. Default: what the cache can hold.
     #[arg(long, env = "RINGCAS_MAX_BLOB_SIZE", default_value_t = i64::MAX as u64,
           value_parser = clap::value_parser!(u64).range(1..=i64::MAX as u64))]
@@ -88,6 +102,31 @@ pub enum Ack {
     Flushed,
     /// On stable storage: survives a power cut.
     Durable,
+}
+
+/// `--write_shed_status`, with the meaning of `service::shed::ShedStatus`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+#[value(rename_all = "snake_case")]
+pub enum WriteShedStatus {
+    /// RESOURCE_EXHAUSTED for BuildStream, which fails its build on the other; FAILED_PRECONDITION for all else.
+    Auto,
+    /// Bazel takes it for a warning, and goes on at once.
+    FailedPrecondition,
+    /// Bazel tries each blob again for some seconds.
+    ResourceExhausted,
+    /// As before.
+    Unavailable,
+}
+
+impl From<WriteShedStatus> for ShedStatus {
+    fn from(status: WriteShedStatus) -> Self {
+        match status {
+            WriteShedStatus::Auto => Self::Auto,
+            WriteShedStatus::FailedPrecondition => Self::FailedPrecondition,
+            WriteShedStatus::ResourceExhausted => Self::ResourceExhausted,
+            WriteShedStatus::Unavailable => Self::Unavailable,
+        }
+    }
 }
 
 impl From<StorageMode> for codec::StorageMode {
@@ -154,6 +193,12 @@ pub struct Config {
     pub ack: Ack,
     /// Bytes.
     pub stream_window: u32,
+    /// CAS writes in flight on all cores, at most.
+    pub write_slots: u32,
+    /// What the operator asked for, if anything.
+    pub write_slots_wanted: Option<u32>,
+    pub write_queue_wait: Duration,
+    pub write_shed_status: WriteShedStatus,
     /// Bytes.
     pub max_blob_size: u64,
     pub shutdown_timeout: Duration,
@@ -176,6 +221,8 @@ pub enum ConfigError {
     Directory { dir: String, problem: std::io::Error },
     #[error("--ram_cache ({ram_cache} bytes) is more than half of --memory_limit ({memory_limit} bytes). Lower it")]
     RamCache { ram_cache: u64, memory_limit: u64 },
+    #[error("--write_queue_wait: {0:?} is too long. Give at most {max:?}", max = limits::WRITE_QUEUE_WAIT_MAX)]
+    WriteQueueWait(Duration),
     #[error("--memory_limit: {0} bytes is too little. Give at least {min}M", min = limits::MEMORY_LIMIT_MIN >> 20)]
     MemoryLimit(u64),
 }
@@ -199,7 +246,17 @@ impl Flags {
         if ram_cache > memory_limit / 2 {
             return Err(ConfigError::RamCache { ram_cache, memory_limit });
         }
+        if self.write_queue_wait > limits::WRITE_QUEUE_WAIT_MAX {
+            return Err(ConfigError::WriteQueueWait(self.write_queue_wait));
+        }
+        let window = self.grpc_initial_window_size.or(self.bazel_remote_grpc_initial_window_size);
+        let write_slots_wanted = self.max_inflight_cas_writes.or(self.bazel_remote_max_inflight_cas_writes);
+        let write_slots_wanted = write_slots_wanted.filter(|&wanted| wanted > 0);
         Ok(Config {
+            write_slots: write_slots(memory_limit, write_slots_wanted),
+            write_slots_wanted,
+            write_queue_wait: self.write_queue_wait,
+            write_shed_status: self.write_shed_status,
             grpc_address: address("--grpc_address", &self.grpc_address)?,
             http_address: match self.http_address.as_str() {
                 "none" => None,
@@ -215,7 +272,7 @@ impl Flags {
             memory_limit,
             ram_cache,
             ack: self.ack,
-            stream_window: self.grpc_initial_window_size,
+            stream_window: window.unwrap_or(limits::HTTP2_STREAM_WINDOW),
             max_blob_size: self.max_blob_size,
             shutdown_timeout: self.shutdown_timeout,
             access_log: self.access_log_level == AccessLog::All,
@@ -224,6 +281,20 @@ impl Flags {
             mangle_action_keys: self.enable_ac_key_instance_mangling,
         })
     }
+}
+
+/// How many writes the memory limit has room for: a quarter of it when the operator says nothing, else as many as he
+/// says, within half of it.
+fn write_slots(memory_limit: u64, wanted: Option<u32>) -> u32 {
+    let fit = |bytes: u64| u32::try_from(bytes / limits::WRITE_HELD_LEN as u64).unwrap_or(u32::MAX).max(1);
+    match wanted {
+        Some(wanted) => wanted.min(fit(2 * memory_limit / limits::WRITE_MEMORY_PART)),
+        None => fit(memory_limit / limits::WRITE_MEMORY_PART),
+    }
+}
+
+fn window() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(65_535..=16 << 20)
 }
 
 /// `host:port`, `:port` for all interfaces (both IP versions where the machine has IPv6), `[v6]:port`.
@@ -324,6 +395,18 @@ mod tests {
         let error = address("--grpc_address", "127.0.0.1").expect_err("no port");
         assert!(error.to_string().starts_with("--grpc_address \"127.0.0.1\""), "{error}");
         assert!(address("--grpc_address", ":99999").is_err());
+    }
+
+    /// Goal: writes in flight follow from the memory limit, and never take more than half of it. Method: the smallest, a
+    /// usual and a large limit, with and without a wish.
+    #[test]
+    fn write_slots_follow_the_memory() {
+        assert_eq!(write_slots(64 << 20, None), 35);
+        assert_eq!(write_slots(512 << 20, None), 282);
+        assert_eq!(write_slots(512 << 20, Some(2500)), 564);
+        assert_eq!(write_slots(512 << 20, Some(1)), 1);
+        assert_eq!(write_slots(12 << 30, Some(2500)), 2500);
+        assert_eq!(write_slots(u64::MAX / 4, None), u32::MAX);
     }
 
     /// Goal: clap accepts what the README shows. Method: clap's own self-check, and a bool in both forms.

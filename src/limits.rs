@@ -187,6 +187,24 @@ pub const PRESSURE_HEAVY_US: u32 = 20_000;
 /// Body bytes of an upload that travel together to its owner. At most three times as much may be on its way or gathered
 /// when a write returns, and so beyond the stream's window.
 pub const UPLOAD_MESSAGE_LEN: usize = 64 << 10;
+/// Memory that one write holds at most on its owner, in bytes: the open frame of an upload, what is on its way to it, and
+/// what names it; a compressed one has its decoder besides. A blob that is stored in one go holds less.
+pub const WRITE_HELD_LEN: usize = FRAME_LEN + 3 * UPLOAD_MESSAGE_LEN + (16 << 10);
+/// The part of the memory limit from which the number of write slots is derived: one in this many bytes. With
+/// `--max_inflight_cas_writes` it is at most twice as much.
+pub const WRITE_MEMORY_PART: u64 = 4;
+/// How long a write waits for a slot when nothing else is said (`--write_queue_wait`), and at most.
+pub const WRITE_QUEUE_WAIT: Duration = Duration::from_millis(250);
+pub const WRITE_QUEUE_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Writes that may wait for a slot on one core. Why so few: each takes one of `ROUTER_REQUESTS_MAX`, and reads must find
+/// room beside them.
+pub const WRITE_QUEUE_LEN: usize = ROUTER_REQUESTS_MAX / 2;
+/// How long an upload may send nothing while another write waits for its slot; then it is parked.
+pub const WRITE_SLOT_IDLE_MS: u64 = 5_000;
+/// How often a core whose slots are wanted looks for such uploads.
+pub const WRITE_GATE_TICK_MS: u64 = 50;
+/// Lines about refused writes that are logged in a second; the rest is counted.
+pub const SHED_LINES_MAX: u32 = 10;
 /// Interrupted uploads that a core keeps.
 pub const PARKED_UPLOADS_MAX: usize = 256;
 /// Memory that a core's interrupted uploads hold, in bytes.

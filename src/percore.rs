@@ -16,12 +16,14 @@ use crate::rt;
 use crate::rt::signal::Shutdown;
 use crate::rt::tcp::Listener;
 use crate::service::health::Health;
+use crate::service::shed::ShedLog;
 use crate::service::{Options, Services};
 use crate::shard::disk::Disk;
 use crate::shard::geometry::Volume;
 use crate::shard::pool::{PoolMain, PoolPort};
 use crate::shard::router::{Router, RouterPort};
 use crate::shard::worker::{Worker, WorkerConfig};
+use crate::shard::write_gate::WriteLimits;
 
 /// All that a core is given before its thread starts.
 pub struct Kit {
@@ -35,6 +37,8 @@ pub struct Kit {
     /// Core 0 only: what exists once for the whole process.
     pub first: Option<FirstCore>,
     pub shutdown: Shutdown,
+    /// Where writes that are refused are named: one log for all cores.
+    pub shed_log: ShedLog,
     /// Passed when no core serves clients any more: from then on no peer asks this core's worker for anything.
     pub quiet: Barrier,
     /// Passed when every core has closed its disk: from then on nobody needs the segment pool.
@@ -72,7 +76,7 @@ impl Barrier {
 
 /// The main task of one core: starts everything, serves, and takes everything down in the reverse order.
 pub async fn run(kit: Kit) {
-    let Kit { core, config, volume, port, router, inbox, metrics, first, shutdown, quiet, closed } = kit;
+    let Kit { core, config, volume, port, router, inbox, metrics, first, shutdown, shed_log, quiet, closed } = kit;
     let cores = config.cores.len();
     let shards = volume.shards();
     let load = first.as_ref().map(|first| first.targets.load());
@@ -89,6 +93,8 @@ pub async fn run(kit: Kit) {
         mangle_action_keys: config.mangle_action_keys,
         max_blob_size: config.max_blob_size.min(disk.max_blob_len()),
         access_log: config.access_log,
+        shed_status: config.write_shed_status.into(),
+        shed_log,
         ..Options::default()
     };
     let share = |bytes: u64| usize::try_from(bytes / cores as u64).unwrap_or(usize::MAX);
@@ -98,6 +104,9 @@ pub async fn run(kit: Kit) {
             mode: config.storage_mode.into(),
             ram_bytes: share(config.ram_cache),
             decoder_bytes: share(config.memory_limit / limits::DECODER_MEMORY_PART),
+            core,
+            cores,
+            writes: WriteLimits::new(config.write_slots, config.write_queue_wait),
         },
     );
     let router = router.start(worker.clone(), ShardMap::new(shards, cores as u16));

@@ -207,6 +207,10 @@ impl Incoming for RequestStream {
         metadata::tool(&self.headers)
     }
 
+    fn user_agent(&self) -> String {
+        metadata::user_agent(&self.headers)
+    }
+
     fn note_resource(&mut self, name: &str) {
         self.responder.note_resource(name);
     }

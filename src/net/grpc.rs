@@ -17,6 +17,7 @@ use http::{Method as Verb, Request, Response, StatusCode};
 use super::account::Account;
 use super::body::{Body, Message, RequestStream};
 use super::memory::{Share, Shares};
+use super::metadata;
 use super::methods::Method;
 use super::payload::Payload;
 use super::responder::Responder;
@@ -98,7 +99,7 @@ fn dispatch<S: Store>(call: Call<'_, S>) {
             call.unary(Method::FindMissingBlobs, cas::find_missing_blobs)
         }
         "/build.bazel.remote.execution.v2.ContentAddressableStorage/BatchUpdateBlobs" => {
-            call.unary(Method::BatchUpdateBlobs, cas::batch_update_blobs)
+            call.unary_named(Method::BatchUpdateBlobs, cas::batch_update_blobs)
         }
         "/build.bazel.remote.execution.v2.ContentAddressableStorage/BatchReadBlobs" => {
             call.unary_held(Method::BatchReadBlobs, cas::batch_read_blobs)
@@ -156,6 +157,15 @@ impl<S: Store> Call<'_, S> {
         H: AsyncFnOnce(&Services<S>, &CallContext, Bytes) -> Result<Reply, Status> + 'static,
     {
         self.unary_held(method, async move |services, context, request, _| handler(services, context, request).await);
+    }
+
+    /// A unary call whose handler wants to know who calls.
+    fn unary_named<H>(self, method: Method, handler: H)
+    where
+        H: AsyncFnOnce(&Services<S>, &CallContext, Bytes) -> Result<Reply, Status> + 'static,
+    {
+        let context = metadata::context(&self.head.headers);
+        self.unary_held(method, async move |services, _, request, _| handler(services, &context, request).await);
     }
 
     /// A unary call whose handler takes memory for its reply before it makes it.

@@ -3,9 +3,10 @@
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use http::header::{HeaderMap, HeaderName};
+use http::header::{HeaderMap, HeaderName, USER_AGENT};
 use prost::Message as _;
 
+use crate::service::CallContext;
 use crate::service::byte_stream::Tool;
 
 /// gRPC's base64: padded or not. Source: PROTOCOL-HTTP2.md, "Binary-Header".
@@ -47,6 +48,17 @@ pub fn tool(headers: &HeaderMap) -> Tool {
         .and_then(|metadata| metadata.tool_details)
         .unwrap_or_default();
     Tool { name: details.tool_name.to_ascii_lowercase(), version: details.tool_version }
+}
+
+/// The `user-agent` header; empty when it is absent or not text.
+pub fn user_agent(headers: &HeaderMap) -> String {
+    headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default().to_owned()
+}
+
+/// Who calls.
+pub fn context(headers: &HeaderMap) -> CallContext {
+    let Tool { name: tool_name, version: tool_version } = tool(headers);
+    CallContext { tool_name, tool_version, user_agent: user_agent(headers), ..CallContext::default() }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Logic without I/O, clock, randomness or async: same calls, same answers.
 
 pub mod action_result;
+pub mod admission;
 pub mod batch;
 pub mod chunks;
 pub mod digest;

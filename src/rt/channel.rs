@@ -71,6 +71,11 @@ impl<T> ReplyTo<T> {
         let _ = self.0.send(answer);
     }
 
+    /// Ends when the requester has gone away.
+    pub async fn abandoned(&mut self) {
+        self.0.cancellation().await;
+    }
+
     /// True once the requester has gone away.
     pub fn is_abandoned(&self) -> bool {
         self.0.is_canceled()

@@ -8,13 +8,12 @@ use bytes::Bytes;
 use prost::Message;
 use sha2::{Digest as _, Sha256};
 
-use super::cas::store_blob;
 use super::{CallContext, Outgoing, Reply, Services, Status, check_digest_function, decode, parse_digest};
 use crate::limits;
 use crate::pure::action_result::{needs_rewrite, validate};
 use crate::pure::digest::{Digest, Hash};
 use crate::rt::join::map_bounded;
-use crate::store::{ActionEntry, ActionKey, Encoding, Store, read_raw};
+use crate::store::{ActionEntry, ActionKey, Encoding, Put, Store, read_raw};
 use crate::wire::reapi::{self, ActionResult, GetActionResultRequest, UpdateActionResultRequest};
 
 /// `GetActionResult`. A stored result whose blobs are not all here never gets to this point (see `store::complete`).
@@ -65,9 +64,9 @@ pub async fn update_action_result<S: Store>(
             limits::ACTION_RESULT_LEN_MAX
         )));
     }
-    let instance = request.instance_name.as_str();
     let stored = map_bounded(moved, limits::BATCH_CONCURRENCY, async |(digest, data)| {
-        store_blob(services, instance, digest, Encoding::Identity, data).await
+        let put = Put { digest, encoding: Encoding::Identity, data: vec![data], admitted: true };
+        services.store.put(put).await
     })
     .await;
     for outcome in stored {

@@ -9,12 +9,13 @@ use bytes::{Bytes, BytesMut};
 use prost::Message as _;
 use prost::encoding::encode_varint;
 
-use super::{CallContext, Code, Outgoing, Reply, Services, Status};
+use super::{CallContext, Code, Options, Outgoing, Reply, Services, Status};
 use crate::limits;
 use crate::pure::digest::Digest;
 use crate::pure::grpc_frame::Part;
 use crate::pure::resource_name::{ReadName, WriteName};
 use crate::pure::write_request::{Field, ScanError, Scanner};
+use crate::rt::time::{self, Either};
 use crate::store::{
     Accept, Blob, Encoding, Get, Opened, Put, PutOutcome, Store, StoreError, Upload, UploadEnd, UploadKey,
 };
@@ -39,6 +40,8 @@ pub trait Incoming {
     fn consumed(&mut self);
     /// Decoded when asked for: few calls need it.
     fn tool(&self) -> Tool;
+    /// The `user-agent` header; empty when not sent.
+    fn user_agent(&self) -> String;
     /// Names what the call is about, for the access log.
     fn note_resource(&mut self, name: &str);
 }
@@ -175,7 +178,8 @@ pub async fn write<S: Store>(
     } else if messages.finished && messages.first_offset == 0 && is_small(name.digest) {
         messages.check_nothing_follows()?;
         let data = std::mem::take(&mut messages.fresh);
-        match services.store.put(Put { digest: name.digest, encoding: name.encoding, data }).await? {
+        let put = services.store.put(Put { digest: name.digest, encoding: name.encoding, data, admitted: false }).await;
+        match put.map_err(|error| refused(services, messages.incoming, &messages.name, error))? {
             PutOutcome::Stored => Ending::Stored,
             PutOutcome::AlreadyPresent => Ending::Present,
         }
@@ -203,7 +207,8 @@ async fn upload<S: Store, I: Incoming>(
     messages: &mut Messages<'_, I>,
 ) -> Result<Ending, Status> {
     let store = &services.store;
-    let mut upload = match store.open_upload(upload_key(name), messages.first_offset).await? {
+    let opened = store.open_upload(upload_key(name), messages.first_offset).await;
+    let mut upload = match opened.map_err(|error| refused(services, messages.incoming, &messages.name, error))? {
         Opened::AlreadyPresent => return Ok(Ending::Present),
         Opened::Ready(upload) => upload,
     };
@@ -224,7 +229,12 @@ async fn upload<S: Store, I: Incoming>(
                 PutOutcome::AlreadyPresent => Ok(Ending::Present),
             };
         }
-        if !messages.read_more().await? {
+        let more = match time::race(messages.read_more(), upload.ended()).await {
+            Either::Left(more) => more?,
+            Either::Right(UploadEnd::AlreadyPresent) => return Ok(Ending::Present),
+            Either::Right(UploadEnd::Failed(error)) => return Err(error.into()),
+        };
+        if !more {
             return match upload.suspend().await {
                 Ok(committed) => Ok(Ending::Kept { committed }),
                 Err(UploadEnd::AlreadyPresent) => Ok(Ending::Present),
@@ -232,6 +242,18 @@ async fn upload<S: Store, I: Incoming>(
             };
         }
     }
+}
+
+/// The status of a write that the store did not begin. One that was not let in is logged.
+fn refused<S>(services: &Services<S>, incoming: &impl Incoming, name: &str, error: StoreError) -> Status {
+    let Options { shed_status, shed_log, .. } = &*services.options;
+    if matches!(error, StoreError::Shed { .. }) {
+        shed_log.note(format_args!("GRPC BYTESTREAM WRITE SHED {}", name.escape_debug()));
+    }
+    shed_status.status(error, || {
+        let Tool { name: tool_name, version: tool_version } = incoming.tool();
+        CallContext { tool_name, tool_version, user_agent: incoming.user_agent(), ..CallContext::default() }
+    })
 }
 
 /// What `WriteResponse.committed_size` must be for this client.

@@ -4,7 +4,9 @@ use bytes::Bytes;
 use prost::Message as _;
 
 use super::reply::{self, ReplyBuilder, item_status, pieces_len};
-use super::{CallContext, Code, Outgoing, Reply, Services, Status, check_digest_function, decode, parse_digest};
+use super::{
+    CallContext, Code, Options, Outgoing, Reply, Services, Status, check_digest_function, decode, parse_digest,
+};
 use crate::limits;
 use crate::pure::digest::Digest;
 use crate::pure::find_missing::{self, Question};
@@ -54,7 +56,7 @@ pub async fn batch_update_blobs<S: Store>(
     check_total("requests", sizes)?;
     let instance = request.instance_name.as_str();
     let responses = map_bounded(request.requests, limits::BATCH_CONCURRENCY, async |item| {
-        let status = match update_item(services, instance, &item).await {
+        let status = match update_item(services, context, instance, &item).await {
             Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent) => rpc::Status::default(),
             Err(status) => item_status(status.code, status.message),
         };
@@ -66,6 +68,7 @@ pub async fn batch_update_blobs<S: Store>(
 
 async fn update_item<S: Store>(
     services: &Services<S>,
+    context: &CallContext,
     instance: &str,
     item: &batch_update_blobs_request::Request,
 ) -> Result<PutOutcome, Status> {
@@ -81,23 +84,29 @@ async fn update_item<S: Store>(
         let text = format!("data has {} bytes, the digest says {}", item.data.len(), digest.size);
         return Err(Status::invalid(text));
     }
-    store_blob(services, instance, digest, encoding, item.data.clone()).await
+    store_blob(services, instance, digest, encoding, item.data.clone()).await.map_err(|error| {
+        let Options { shed_status, shed_log, .. } = &*services.options;
+        if matches!(error, StoreError::Shed { .. }) {
+            shed_log.note(format_args!("GRPC CAS BATCHUPDATE SHED {digest}"));
+        }
+        shed_status.status(error, || context.clone())
+    })
 }
 
 /// Verifies and stores a blob that is all here.
-pub(super) async fn store_blob<S: Store>(
+async fn store_blob<S: Store>(
     services: &Services<S>,
     instance: &str,
     digest: Digest,
     encoding: Encoding,
     data: Bytes,
-) -> Result<PutOutcome, Status> {
+) -> Result<PutOutcome, StoreError> {
     let max = services.options.max_blob_size;
     if digest.size > max {
-        return Err(StoreError::BlobTooLarge { digest, max }.into());
+        return Err(StoreError::BlobTooLarge { digest, max });
     }
     if digest.size <= limits::SMALL_BLOB_LEN_MAX as u64 {
-        return Ok(services.store.put(Put { digest, encoding, data: vec![data] }).await?);
+        return services.store.put(Put { digest, encoding, data: vec![data], admitted: false }).await;
     }
     // Why: a name that no client uses, so that two batches with the same blob do not take over each other's upload.
     let uuid = format!("batch-{:016x}", rt::random_u64()).into();
@@ -107,9 +116,9 @@ pub(super) async fn store_blob<S: Store>(
         Opened::Ready(upload) => upload,
     };
     match upload.write(vec![data]).await {
-        Ok(()) => Ok(upload.finish().await?),
+        Ok(()) => upload.finish().await,
         Err(UploadEnd::AlreadyPresent) => Ok(PutOutcome::AlreadyPresent),
-        Err(UploadEnd::Failed(error)) => Err(error.into()),
+        Err(UploadEnd::Failed(error)) => Err(error),
     }
 }
 

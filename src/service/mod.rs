@@ -11,6 +11,7 @@ pub mod cas;
 pub mod health;
 pub mod reflection;
 pub mod reply;
+pub mod shed;
 pub mod status;
 #[cfg(test)]
 mod testing;
@@ -30,6 +31,7 @@ use crate::store::empty::Empty;
 use crate::store::measured::Measured;
 use crate::wire::reapi;
 use health::Health;
+use shed::{ShedLog, ShedStatus};
 
 /// A reply message: its pieces in wire order.
 pub type Reply = Vec<Bytes>;
@@ -85,11 +87,22 @@ pub struct Options {
     pub max_blob_size: u64,
     /// One log line for each request (`--access_log_level all`).
     pub access_log: bool,
+    /// What a write is told that was not let in (`--write_shed_status`).
+    pub shed_status: ShedStatus,
+    /// Where such writes are named.
+    pub shed_log: ShedLog,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { mangle_action_keys: false, check_actions: true, max_blob_size: i64::MAX as u64, access_log: false }
+        Self {
+            mangle_action_keys: false,
+            check_actions: true,
+            max_blob_size: i64::MAX as u64,
+            access_log: false,
+            shed_status: ShedStatus::Auto,
+            shed_log: ShedLog::default(),
+        }
     }
 }
 

@@ -81,6 +81,10 @@ impl From<StoreError> for Status {
             | StoreError::WriteOffset { .. }
             | StoreError::BlobTooLarge { .. } => Code::InvalidArgument,
             StoreError::TakenOver => Code::Aborted,
+            // Why: see `shed`, which knows the client and may say otherwise.
+            StoreError::Shed { .. } => Code::FailedPrecondition,
+            // Why: every client retries it, and then goes on where it stood.
+            StoreError::Yielded => Code::Unavailable,
             StoreError::NoSpace { .. } | StoreError::Busy { .. } => Code::ResourceExhausted,
             // Why: to a client damaged bytes are a miss, which makes it produce the blob again.
             StoreError::Lost { .. } => Code::NotFound,

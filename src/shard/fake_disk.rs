@@ -26,6 +26,9 @@ pub struct State {
     pub damaged_frame: Option<usize>,
     /// Starting this many large blobs fails for want of space.
     pub no_space: usize,
+    /// So many `append`s fail, or panic.
+    pub append_fails: usize,
+    pub append_panics: usize,
     pub max_blob_len: u64,
     /// `append` and `push` give up their turn first.
     pub slow: bool,
@@ -42,6 +45,8 @@ impl Default for FakeDisk {
             frames_in_flight: 0,
             damaged_frame: None,
             no_space: 0,
+            append_fails: 0,
+            append_panics: 0,
             max_blob_len: 1 << 30,
             slow: false,
             damaged: Vec::new(),
@@ -95,6 +100,14 @@ impl BlobDisk for FakeDisk {
 
     async fn append(&self, key: &Key, codec: Codec, raw_len: u64, stored: &[&[u8]]) -> Result<u64, DiskError> {
         let data = Bytes::from(stored.concat());
+        let due = |count: &mut usize| std::mem::replace(count, count.saturating_sub(1)) > 0;
+        if self.with(|state| due(&mut state.append_panics)) {
+            // Why not `panic!`: the log of a thousand of them is of no use.
+            std::panic::resume_unwind(Box::new("the disk was told to panic"));
+        }
+        if self.with(|state| due(&mut state.append_fails)) {
+            return Err(DiskError::Io("the disk was told to fail".into()));
+        }
         let version = self.with(|state| {
             state.versions += 1;
             let record = Record { codec, raw_len, data, version: state.versions, key_size: key.size };

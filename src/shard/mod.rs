@@ -13,6 +13,7 @@ mod engine;
 #[cfg(test)]
 mod fault_tests;
 pub mod geometry;
+mod lane;
 mod large;
 mod log;
 mod meters;
@@ -29,3 +30,4 @@ pub mod session;
 mod tests;
 pub mod upload;
 pub mod worker;
+pub mod write_gate;

@@ -5,6 +5,7 @@
 use bytes::Bytes;
 
 use super::upload::UploadHandle;
+use crate::pure::admission;
 use crate::pure::digest::Digest;
 use crate::rt::channel::ReplyTo;
 use crate::store::{
@@ -13,14 +14,43 @@ use crate::store::{
 
 /// A request to the owner of what it names.
 pub enum Request {
-    FindMissing { digests: Vec<Digest>, reply: ReplyTo<Vec<bool>> },
-    Get { get: Get, reply: ReplyTo<Result<Option<Blob>, StoreError>> },
-    Put { put: Put, reply: ReplyTo<Result<PutOutcome, StoreError>> },
-    OpenUpload { key: UploadKey, write_offset: u64, reply: ReplyTo<Result<Opened<UploadHandle>, StoreError>> },
-    UploadStatus { key: UploadKey, reply: ReplyTo<Result<UploadStatus, StoreError>> },
-    ActionGet { key: ActionKey, reply: ReplyTo<Result<Option<ActionEntry>, StoreError>> },
-    ActionPut { key: ActionKey, data: Bytes, reply: ReplyTo<Result<(), StoreError>> },
-    ActionDrop { key: ActionKey, version: u64, reply: ReplyTo<Result<(), StoreError>> },
+    FindMissing {
+        digests: Vec<Digest>,
+        reply: ReplyTo<Vec<bool>>,
+    },
+    Get {
+        get: Get,
+        reply: ReplyTo<Result<Option<Blob>, StoreError>>,
+    },
+    Put {
+        put: Put,
+        reply: ReplyTo<Result<PutOutcome, StoreError>>,
+    },
+    OpenUpload {
+        key: UploadKey,
+        write_offset: u64,
+        reply: ReplyTo<Result<Opened<UploadHandle>, StoreError>>,
+    },
+    UploadStatus {
+        key: UploadKey,
+        reply: ReplyTo<Result<UploadStatus, StoreError>>,
+    },
+    ActionGet {
+        key: ActionKey,
+        reply: ReplyTo<Result<Option<ActionEntry>, StoreError>>,
+    },
+    ActionPut {
+        key: ActionKey,
+        data: Bytes,
+        reply: ReplyTo<Result<(), StoreError>>,
+    },
+    ActionDrop {
+        key: ActionKey,
+        version: u64,
+        reply: ReplyTo<Result<(), StoreError>>,
+    },
+    /// Write slots change hands. No answer, so that it is no request in the sense of the invariant.
+    Slots(admission::Message),
 }
 
 /// What follows on an opened upload's own channel.

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use bytes::Bytes;
 
 use super::blob_disk::BlobDisk;
+use super::lane::Lane;
 use super::protocol::Request;
 use super::upload::UploadHandle;
 use super::worker::Worker;
@@ -14,9 +15,10 @@ use crate::pure::batch;
 use crate::pure::digest::{Digest, Hash};
 use crate::pure::shard_map::{CoreId, ShardMap};
 use crate::rt;
-use crate::rt::channel::{self, Receiver, Reply, ReplyTo, Sender};
+use crate::rt::channel::{self, Receiver, Reply, Sender};
 use crate::rt::gate::Gate;
-use crate::rt::local::{Event, Local};
+use crate::rt::local::Event;
+use crate::rt::time::{Either, race};
 use crate::store::{
     ActionEntry, ActionKey, Blob, Get, Opened, Put, PutOutcome, Store, StoreError, UploadKey, UploadStatus,
 };
@@ -39,12 +41,14 @@ impl RouterPort {
     /// Starts to serve the other cores and returns this core's router. `map` must be the same on every core.
     pub fn start<D: BlobDisk>(self, worker: Worker<D>, map: ShardMap) -> Router<D> {
         assert_eq!(usize::from(map.cores()), self.peers.len(), "the map and the mesh must have as many cores");
-        let received = Rc::new(Counter::default());
-        rt::spawn(serve(worker.clone(), self.inbox, received.clone()));
         // Why without its own sender: the queue ends when the other cores have gone.
         let lanes =
             self.peers.into_iter().enumerate().map(|(core, sender)| Lane::new((core != self.core).then_some(sender)));
-        Router(Rc::new(Inner { here: CoreId(self.core as u16), map, worker, lanes: lanes.collect(), received }))
+        let lanes: Rc<[Lane]> = lanes.collect();
+        worker.write_gate().connect(&lanes);
+        let received = Rc::new(Counter::default());
+        rt::spawn(serve(worker.clone(), self.inbox, received.clone()));
+        Router(Rc::new(Inner { here: CoreId(self.core as u16), map, worker, lanes, received }))
     }
 }
 
@@ -56,7 +60,7 @@ struct Inner<D: BlobDisk> {
     map: ShardMap,
     worker: Worker<D>,
     /// By core; this core's own is not used.
-    lanes: Vec<Lane>,
+    lanes: Rc<[Lane]>,
     /// Requests taken from this core's queue.
     received: Rc<Counter>,
 }
@@ -175,78 +179,16 @@ impl<D: BlobDisk> Store for Router<D> {
     }
 }
 
-/// The way to one other core. Who finds the queue full waits in line for the one sender.
-///
-/// Why not a clone of the sender for each request: every clone adds a place to the queue, which would then have no bound.
-struct Lane {
-    /// `None` while somebody waits for room with it, and in the lane of this core, which nobody takes.
-    sender: Local<Option<Sender<Request>>>,
-    returned: Event,
-    /// Requests sent.
-    posted: Counter,
-}
-
-impl Lane {
-    fn new(sender: Option<Sender<Request>>) -> Self {
-        Self { sender: Local::new(sender), returned: Event::default(), posted: Counter::default() }
-    }
-
-    /// Sends a request and waits for its answer.
-    async fn ask<T: Send>(
-        &self,
-        request: impl FnOnce(ReplyTo<Result<T, StoreError>>) -> Request,
-    ) -> Result<T, StoreError> {
-        self.post(request).await?.recv().await.map_err(|_| StoreError::Stopping)?
-    }
-
-    /// Sends a request and returns where its answer will come.
-    async fn post<T: Send>(&self, request: impl FnOnce(ReplyTo<T>) -> Request) -> Result<Reply<T>, StoreError> {
-        let (reply_to, reply) = channel::reply();
-        let request = request(reply_to);
-        let refused = self.sender.with(|sender| match sender {
-            Some(sender) => sender.try_send(request).err(),
-            None => Some(request),
-        });
-        if let Some(request) = refused {
-            self.wait_and_send(request).await?;
-        }
-        self.posted.count();
-        Ok(reply)
-    }
-
-    #[cold]
-    async fn wait_and_send(&self, request: Request) -> Result<(), StoreError> {
-        let mut turn = loop {
-            let returned = self.returned.wait();
-            match self.sender.with(Option::take) {
-                Some(sender) => break Turn { lane: self, sender: Some(sender) },
-                None => returned.await,
-            }
-        };
-        let sender = turn.sender.as_mut().expect("taken only by drop");
-        sender.send(request).await.map_err(|_| StoreError::Stopping)
-    }
-}
-
-/// Holds a lane's sender; gives it back when dropped, sent or not.
-struct Turn<'a> {
-    lane: &'a Lane,
-    sender: Option<Sender<Request>>,
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.lane.sender.with(|sender| *sender = self.sender.take());
-        self.lane.returned.notify();
-    }
-}
-
 /// Answers the other cores until all of them are gone.
 async fn serve<D: BlobDisk>(worker: Worker<D>, mut inbox: Receiver<Request>, received: Rc<Counter>) {
     let running = Gate::default();
     let ended = Event::default();
     while let Some(request) = inbox.recv().await {
         received.count();
+        if let Request::Slots(message) = request {
+            worker.receive_slots(message);
+            continue;
+        }
         let (worker, ended_here) = (worker.clone(), ended.clone());
         running.spawn(async move {
             let _busy = rt::busy();
@@ -264,11 +206,21 @@ async fn handle<D: BlobDisk>(worker: Worker<D>, request: Request) {
     match request {
         Request::FindMissing { digests, reply } => reply.send(worker.find_missing(&digests).await),
         Request::Get { get, reply } => reply.send(worker.get(get).await),
-        Request::Put { put, reply } => reply.send(worker.put(put).await),
-        Request::OpenUpload { key, write_offset, reply } => reply.send(worker.open_upload(key, write_offset).await),
+        // Why these two end with their client: they may wait for a slot, and would take it from somebody else.
+        Request::Put { put, mut reply } => {
+            if let Either::Left(outcome) = race(worker.put(put), reply.abandoned()).await {
+                reply.send(outcome);
+            }
+        }
+        Request::OpenUpload { key, write_offset, mut reply } => {
+            if let Either::Left(opened) = race(worker.open_upload(key, write_offset), reply.abandoned()).await {
+                reply.send(opened);
+            }
+        }
         Request::UploadStatus { key, reply } => reply.send(worker.upload_status(&key).await),
         Request::ActionGet { key, reply } => reply.send(worker.action_get(key).await),
         Request::ActionPut { key, data, reply } => reply.send(worker.action_put(key, data).await),
         Request::ActionDrop { key, version, reply } => reply.send(worker.action_drop(key, version).await),
+        Request::Slots(message) => worker.receive_slots(message),
     }
 }

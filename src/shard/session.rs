@@ -14,7 +14,6 @@ use crate::store::{Encoding, PutOutcome, StoreError};
 /// An upload's content so far. Memory grows with the bytes that came, up to one frame, never with what was declared.
 pub struct Session<D: BlobDisk> {
     digest: Digest,
-    encoding: Encoding,
     sha: Sha256,
     /// Raw bytes taken in.
     committed: u64,
@@ -30,14 +29,13 @@ pub struct Session<D: BlobDisk> {
 
 impl<D: BlobDisk> Session<D> {
     /// The caller has checked that a blob of this size is accepted.
-    pub fn new(worker: &Worker<D>, digest: Digest, encoding: Encoding) -> Self {
+    pub fn new(digest: Digest, decoder: Option<StreamDecoder>) -> Self {
         Self {
             digest,
-            encoding,
             sha: Sha256::new(),
             committed: 0,
             overlap: 0,
-            decoder: decoder_for(worker, encoding),
+            decoder,
             open_frame: Vec::new(),
             writer: None,
             probe: Probe::default(),
@@ -61,10 +59,10 @@ impl<D: BlobDisk> Session<D> {
     }
 
     /// Goes on at `offset`, at most `committed`. A compressed upload goes on with a fresh frame.
-    pub fn resume(&mut self, worker: &Worker<D>, offset: u64) {
+    pub fn resume(&mut self, offset: u64, decoder: Option<StreamDecoder>) {
         debug_assert!(offset <= self.committed);
         self.overlap = self.committed - offset;
-        self.decoder = decoder_for(worker, self.encoding);
+        self.decoder = decoder;
     }
 
     /// Takes in the next bytes of the body. After an error the session is of no use.
@@ -238,6 +236,7 @@ pub fn decode_error(error: DecodeError, digest: Digest) -> StoreError {
 /// The open frame's first capacity, in bytes: what Bazel sends in one message.
 const OPEN_FRAME_LEN_FIRST: usize = 16 << 10;
 
-fn decoder_for<D: BlobDisk>(worker: &Worker<D>, encoding: Encoding) -> Option<StreamDecoder> {
+/// What a body of this encoding is decoded with.
+pub fn decoder_for<D: BlobDisk>(worker: &Worker<D>, encoding: Encoding) -> Option<StreamDecoder> {
     (encoding == Encoding::Zstd).then(|| worker.codecs().stream_decoder())
 }

@@ -5,7 +5,7 @@
 //! is known to be dead, takes the session over.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,15 @@ use bytes::Bytes;
 
 use super::blob_disk::BlobDisk;
 use super::protocol::{UploadAck, UploadMessage};
-use super::session::Session;
+use super::session::{Session, decoder_for};
 use super::worker::{Worker, cas_key};
+use super::write_gate::{WriteGate, WriteSlot};
 use crate::limits::{
     PARKED_DISK_MAX, PARKED_MEMORY_MAX, PARKED_UPLOADS_MAX, PARTIAL_UPLOAD_KEEP_MS, UPLOAD_MESSAGE_LEN,
 };
 use crate::pure::parking::{Cost, Parking, ParkingLimits, Ticket};
 use crate::rt;
-use crate::rt::channel::{self, Receiver, Sender};
+use crate::rt::channel::{self, Receiver, ReplyTo, Sender};
 use crate::rt::local::{Event, Local};
 use crate::rt::time::Either;
 use crate::store::{PutOutcome, StoreError, Upload, UploadEnd, UploadKey};
@@ -51,7 +52,7 @@ impl Upload for UploadHandle {
         let ahead = u32::from(self.gathered_len < 2 * UPLOAD_MESSAGE_LEN);
         let message = UploadMessage::Write(self.take_gathered());
         if self.messages.send(message).await.is_err() {
-            return Err(self.end().await);
+            return Err(self.ended().await);
         }
         self.unacked += 1;
         while self.unacked > ahead {
@@ -64,6 +65,16 @@ impl Upload for UploadHandle {
         Ok(())
     }
 
+    async fn ended(&mut self) -> UploadEnd {
+        loop {
+            match self.acks.recv().await {
+                Some(Ok(())) => self.unacked -= 1,
+                Some(Err(end)) => return end,
+                None => return UploadEnd::Failed(StoreError::Stopping),
+            }
+        }
+    }
+
     async fn finish(mut self) -> Result<PutOutcome, StoreError> {
         let (reply_to, reply) = channel::reply();
         let message = UploadMessage::Finish { data: self.take_gathered(), reply: reply_to };
@@ -72,7 +83,7 @@ impl Upload for UploadHandle {
         {
             return outcome;
         }
-        match self.end().await {
+        match self.ended().await {
             UploadEnd::AlreadyPresent => Ok(PutOutcome::AlreadyPresent),
             UploadEnd::Failed(error) => Err(error),
         }
@@ -86,7 +97,7 @@ impl Upload for UploadHandle {
         {
             return committed;
         }
-        Err(self.end().await)
+        Err(self.ended().await)
     }
 }
 
@@ -105,17 +116,6 @@ impl UploadHandle {
         self.gathered_len = 0;
         std::mem::take(&mut self.gathered)
     }
-
-    /// Why the owner ended the upload.
-    async fn end(&mut self) -> UploadEnd {
-        loop {
-            match self.acks.recv().await {
-                Some(Ok(())) => {}
-                Some(Err(end)) => return end,
-                None => return UploadEnd::Failed(StoreError::Stopping),
-            }
-        }
-    }
 }
 
 /// The sessions of one core. Clones share them.
@@ -123,6 +123,9 @@ pub struct Uploads<D: BlobDisk>(Local<Table<D>>);
 
 struct Table<D: BlobDisk> {
     by_key: HashMap<Rc<UploadKey>, Entry>,
+    /// All running uploads, oldest first, also those whose name another one has taken.
+    running: BTreeMap<u64, Rc<Running>>,
+    started: u64,
     parking: Parking<(Rc<UploadKey>, Session<D>)>,
     /// When milliseconds count from.
     epoch: Instant,
@@ -149,13 +152,17 @@ struct Running {
     reported: Cell<u64>,
     /// Somebody wants to take over: the session is to be parked.
     is_wanted: Cell<bool>,
+    /// Somebody else is to have its slot.
+    is_to_yield: Cell<bool>,
     wanted: Event,
     ended: Event,
+    /// Since when it waits for its client.
+    idle_since: Cell<Option<Instant>>,
 }
 
 /// What an upload that wants to go on at some offset finds.
-enum Found<S> {
-    Session(S),
+enum Found {
+    Parked(Ticket),
     Running(Rc<Running>),
     Nowhere { committed: u64 },
 }
@@ -175,34 +182,65 @@ impl<D: BlobDisk> Default for Uploads<D> {
             keep_ms: PARTIAL_UPLOAD_KEEP_MS,
         };
         let parking = Parking::new(limits);
-        Self(Local::new(Table { by_key: HashMap::new(), parking, epoch: rt::time::now(), is_swept: false }))
+        Self(Local::new(Table {
+            by_key: HashMap::new(),
+            running: BTreeMap::new(),
+            started: 0,
+            parking,
+            epoch: rt::time::now(),
+            is_swept: false,
+        }))
     }
 }
 
 impl<D: BlobDisk> Uploads<D> {
-    /// Starts anew at offset 0, else goes on where a session stands or was last reported to stand.
+    /// Starts anew at offset 0, else goes on where a session stands or was last reported to stand. A running one gives up
+    /// its slot to the client that comes back; a parked one is left as it is until there is a slot.
     pub async fn open(&self, worker: &Worker<D>, key: UploadKey, offset: u64) -> Result<UploadHandle, StoreError> {
+        let decoder = decoder_for(worker, key.encoding);
         if offset == 0 {
-            let session = Session::new(worker, key.digest, key.encoding);
-            return self.start(worker, Rc::new(key), session);
+            let slot = worker.enter_write().await?;
+            let session = Session::new(key.digest, decoder);
+            return self.start(worker, Rc::new(key), session, slot);
         }
+        let mut slot = None;
         for _ in 0..TAKE_OVER_TRIES {
-            match self.find(&key, offset) {
-                Found::Session(mut session) => {
-                    session.resume(worker, offset);
-                    return self.start(worker, Rc::new(key), session);
+            match (self.find(&key, offset), slot.take()) {
+                (Found::Parked(ticket), Some(slot)) => {
+                    let Some(mut session) = self.take_parked(&key, ticket) else { continue };
+                    session.resume(offset, decoder);
+                    return self.start(worker, Rc::new(key), session, slot);
                 }
-                Found::Running(running) => {
+                (Found::Parked(_), None) => slot = Some(worker.enter_write().await?),
+                (Found::Running(running), _) => {
                     let ended = running.ended.wait();
                     running.is_wanted.set(true);
                     running.wanted.notify();
                     ended.await;
                 }
-                Found::Nowhere { committed } => return Err(StoreError::WriteOffset { given: offset, committed }),
+                (Found::Nowhere { committed }, _) => return Err(StoreError::WriteOffset { given: offset, committed }),
             }
         }
         // Several streams take the same upload from each other.
         Err(StoreError::TakenOver)
+    }
+
+    /// Ends uploads whose clients have sent nothing for some time, for the sake of those who wait for a slot: one for each
+    /// of them. They are parked, to be resumed.
+    pub fn yield_idle(&self, gate: &WriteGate, now: Instant) {
+        let idle_min = gate.limits().idle;
+        let wanted = gate.stats().waiting.max(1) as usize;
+        let is_idle = |running: &Rc<Running>| {
+            let idle = running.idle_since.get().map(|since| now.saturating_duration_since(since));
+            idle.is_some_and(|idle| idle >= idle_min) && !running.is_to_yield.get()
+        };
+        let idle: Vec<_> =
+            self.0.with(|table| table.running.values().filter(|one| is_idle(one)).take(wanted).cloned().collect());
+        for running in idle {
+            gate.note_yielded();
+            running.is_to_yield.set(true);
+            running.wanted.notify();
+        }
     }
 
     /// Raw bytes that the session has; the client may go on from there.
@@ -234,54 +272,73 @@ impl<D: BlobDisk> Uploads<D> {
         drop(freed);
     }
 
-    /// Finds the session of `key`, if it may go on at `offset`. A parked one is taken out.
-    fn find(&self, key: &UploadKey, offset: u64) -> Found<Session<D>> {
-        self.0.with(|table| match table.by_key.get(key).cloned() {
+    /// Finds the session of `key`, if it may go on at `offset`.
+    fn find(&self, key: &UploadKey, offset: u64) -> Found {
+        self.0.with(|table| match table.by_key.get(key) {
             None => Found::Nowhere { committed: 0 },
             Some(Entry::Running(running)) => match (running.committed.get(), running.reported.get()) {
                 (committed, reported) if offset != committed && offset != reported => Found::Nowhere { committed },
                 _ => {
                     // Until it has ended it may go on: the offset stays good.
                     running.reported.set(offset);
-                    Found::Running(running)
+                    Found::Running(running.clone())
                 }
             },
-            Some(Entry::Parked { ticket, reported }) => {
+            Some(&Entry::Parked { ticket, reported }) => {
                 let committed = table.parking.get(ticket).map_or(0, |(_, session)| session.committed());
-                if offset != committed && offset != reported {
-                    return Found::Nowhere { committed };
-                }
-                table.by_key.remove(key);
-                match table.parking.take(ticket) {
-                    Some((_, session)) => Found::Session(session),
-                    None => Found::Nowhere { committed: 0 },
+                match offset == committed || offset == reported {
+                    true => Found::Parked(ticket),
+                    false => Found::Nowhere { committed },
                 }
             }
         })
     }
 
+    fn take_parked(&self, key: &UploadKey, ticket: Ticket) -> Option<Session<D>> {
+        self.0.with(|table| {
+            let (_, session) = table.parking.take(ticket)?;
+            table.by_key.remove(key);
+            Some(session)
+        })
+    }
+
     /// Makes `session` the running one of `key`. One that was parked is freed; one that runs goes on without a name.
-    fn start(&self, worker: &Worker<D>, key: Rc<UploadKey>, session: Session<D>) -> Result<UploadHandle, StoreError> {
+    fn start(
+        &self,
+        worker: &Worker<D>,
+        key: Rc<UploadKey>,
+        session: Session<D>,
+        slot: WriteSlot,
+    ) -> Result<UploadHandle, StoreError> {
         let running = Rc::new(Running::default());
         running.committed.set(session.committed());
         let (messages, inbox) = channel::bounded(1);
         // Room for the acknowledgements of 2 writes and for the reason of an end.
         let (ack_to, acks) = channel::bounded(2);
-        let task = Task { worker: worker.clone(), key: key.clone(), running: running.clone(), session, ack_to };
+        let number = self.0.with(|table| {
+            table.started += 1;
+            table.started
+        });
+        let task =
+            Task { worker: worker.clone(), key: key.clone(), number, running: running.clone(), session, slot, ack_to };
         if !worker.gate().spawn(task.run(inbox)) {
             return Err(StoreError::Stopping);
         }
-        let replaced = self.0.with(|table| match table.by_key.insert(key, Entry::Running(running)) {
-            Some(Entry::Parked { ticket, .. }) => table.parking.take(ticket),
-            Some(Entry::Running(_)) | None => None,
+        let replaced = self.0.with(|table| {
+            table.running.insert(number, running.clone());
+            match table.by_key.insert(key, Entry::Running(running)) {
+                Some(Entry::Parked { ticket, .. }) => table.parking.take(ticket),
+                Some(Entry::Running(_)) | None => None,
+            }
         });
         drop(replaced);
         Ok(UploadHandle { messages, acks, gathered: Vec::new(), gathered_len: 0, unacked: 0 })
     }
 
     /// Forgets a running upload that has ended.
-    fn end(&self, key: &Rc<UploadKey>, running: &Rc<Running>) {
+    fn end(&self, key: &Rc<UploadKey>, number: u64, running: &Rc<Running>) {
         self.0.with(|table| {
+            table.running.remove(&number);
             if table.is_current(key, running) {
                 table.by_key.remove(key);
             }
@@ -290,12 +347,13 @@ impl<D: BlobDisk> Uploads<D> {
     }
 
     /// Keeps what has arrived of a running upload that was cut off, if it still has its name.
-    fn park(&self, key: Rc<UploadKey>, running: &Rc<Running>, mut session: Session<D>) {
+    fn park(&self, key: Rc<UploadKey>, number: u64, running: &Rc<Running>, mut session: Session<D>) {
         session.park();
         let (memory_bytes, disk_bytes) = session.held();
         let cost =
             Cost { memory_bytes: memory_bytes + PARKED_OVERHEAD + key.instance.len() + key.uuid.len(), disk_bytes };
         let freed = self.0.with(|table| {
+            table.running.remove(&number);
             if !table.is_current(&key, running) {
                 return vec![(key, session)];
             }
@@ -360,51 +418,77 @@ impl<D: BlobDisk> Table<D> {
 struct Task<D: BlobDisk> {
     worker: Worker<D>,
     key: Rc<UploadKey>,
+    number: u64,
     running: Rc<Running>,
     session: Session<D>,
+    slot: WriteSlot,
     ack_to: Sender<UploadAck>,
 }
 
 impl<D: BlobDisk> Task<D> {
     async fn run(mut self, mut inbox: Receiver<UploadMessage>) {
-        let uploads = self.worker.uploads().clone();
         loop {
             let wanted = self.running.wanted.wait();
             if self.running.is_wanted.get() {
                 self.ack(Err(UploadEnd::Failed(StoreError::TakenOver)));
-                return uploads.park(self.key, &self.running, self.session);
+                return self.park();
             }
-            match rt::time::race(inbox.recv(), wanted).await {
+            if self.running.is_to_yield.get() {
+                self.ack(Err(UploadEnd::Failed(StoreError::Yielded)));
+                return self.park();
+            }
+            self.running.idle_since.set(Some(rt::time::now()));
+            let next = rt::time::race(inbox.recv(), wanted).await;
+            self.running.idle_since.set(None);
+            match next {
                 Either::Right(()) => {}
-                Either::Left(None) => return uploads.park(self.key, &self.running, self.session),
+                Either::Left(None) => return self.park(),
                 Either::Left(Some(UploadMessage::Write(data))) => {
                     let consumed = self.consume(data).await;
                     let has_ended = consumed.is_err();
                     self.ack(consumed);
                     if has_ended {
-                        return uploads.end(&self.key, &self.running);
+                        return self.end();
                     }
                 }
-                Either::Left(Some(UploadMessage::Finish { data, reply })) => {
-                    let outcome = match self.consume(data).await {
-                        Ok(()) => self.session.finish(&self.worker).await,
-                        Err(UploadEnd::AlreadyPresent) => Ok(PutOutcome::AlreadyPresent),
-                        Err(UploadEnd::Failed(error)) => Err(error),
-                    };
-                    uploads.end(&self.key, &self.running);
-                    return reply.send(outcome);
-                }
-                Either::Left(Some(UploadMessage::Suspend { data, reply })) => {
-                    if let Err(end) = self.consume(data).await {
-                        uploads.end(&self.key, &self.running);
-                        return reply.send(Err(end));
-                    }
-                    let key = self.key.clone();
-                    uploads.park(self.key, &self.running, self.session);
-                    return reply.send(Ok(uploads.report(&key)));
-                }
+                Either::Left(Some(UploadMessage::Finish { data, reply })) => return self.finish(data, reply).await,
+                Either::Left(Some(UploadMessage::Suspend { data, reply })) => return self.suspend(data, reply).await,
             }
         }
+    }
+
+    async fn finish(mut self, data: Vec<Bytes>, reply: ReplyTo<Result<PutOutcome, StoreError>>) {
+        let consumed = self.consume(data).await;
+        let Self { worker, key, number, running, session, slot, ack_to: _ } = self;
+        let outcome = match consumed {
+            Ok(()) => session.finish(&worker).await,
+            Err(UploadEnd::AlreadyPresent) => Ok(PutOutcome::AlreadyPresent),
+            Err(UploadEnd::Failed(error)) => Err(error),
+        };
+        worker.uploads().end(&key, number, &running);
+        // Why before the answer: who has it may count on the slot.
+        drop(slot);
+        reply.send(outcome);
+    }
+
+    async fn suspend(mut self, data: Vec<Bytes>, reply: ReplyTo<Result<u64, UploadEnd>>) {
+        if let Err(end) = self.consume(data).await {
+            self.end();
+            return reply.send(Err(end));
+        }
+        let (uploads, key) = (self.worker.uploads().clone(), self.key.clone());
+        self.park();
+        reply.send(Ok(uploads.report(&key)));
+    }
+
+    fn end(self) {
+        self.worker.uploads().end(&self.key, self.number, &self.running);
+    }
+
+    fn park(self) {
+        let Self { worker, key, number, running, session, slot, ack_to: _ } = self;
+        worker.uploads().park(key, number, &running, session);
+        drop(slot);
     }
 
     async fn consume(&mut self, data: Vec<Bytes>) -> UploadAck {
@@ -425,4 +509,4 @@ impl<D: BlobDisk> Task<D> {
 /// Memory of a parked session besides its bytes and its name, in bytes.
 const PARKED_OVERHEAD: usize = 1024;
 /// How often an upload asks a running one for its session before it gives up.
-const TAKE_OVER_TRIES: u32 = 4;
+const TAKE_OVER_TRIES: u32 = 6;

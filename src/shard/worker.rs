@@ -11,10 +11,12 @@ use super::blob_disk::{BlobDisk, Stored};
 use super::codec::{Codecs, StorageMode};
 use super::disk::{Codec, DiskError, Key, Kind};
 use super::ram::{RamStats, RamTier, Record, own};
-use super::session::{Session, check_hash, decode_error, is_small};
+use super::session::{Session, check_hash, decode_error, decoder_for, is_small};
 use super::upload::{UploadHandle, Uploads};
-use crate::limits::{FIND_MISSING_SLICE, WORK_SLICE_LEN};
+use super::write_gate::{WriteGate, WriteLimits, WriteSlot, WriteStats};
+use crate::limits::{FIND_MISSING_SLICE, WORK_SLICE_LEN, WRITE_GATE_TICK_MS};
 use crate::metrics::{Metric, Snapshot};
+use crate::pure::admission;
 use crate::pure::digest::Digest;
 use crate::rt;
 use crate::rt::gate::Gate;
@@ -31,6 +33,10 @@ pub struct WorkerConfig {
     pub ram_bytes: usize,
     /// Memory of all streaming zstd decoders, in bytes.
     pub decoder_bytes: usize,
+    /// This core, and how many there are.
+    pub core: usize,
+    pub cores: usize,
+    pub writes: WriteLimits,
 }
 
 /// What a worker has done and holds.
@@ -48,6 +54,8 @@ pub struct WorkerStats {
     pub tasks: u64,
     /// How long work waits for its turn, in microseconds.
     pub delay_us: u64,
+    /// The gate before CAS writes.
+    pub writes: WriteStats,
 }
 
 /// The worker of this core. Clones share it.
@@ -59,6 +67,9 @@ struct Inner<D: BlobDisk> {
     fences: Fences,
     codecs: Codecs,
     uploads: Uploads<D>,
+    write_gate: WriteGate,
+    /// Somebody waits at the gate, and a task looks after them.
+    is_gate_kept: Cell<bool>,
     /// Every upload and every stream of this worker.
     gate: Gate,
     /// Work since this core last reached the reactor, in bytes of hashing.
@@ -82,6 +93,8 @@ impl<D: BlobDisk> Worker<D> {
             fences: Fences::default(),
             codecs: Codecs::new(config.mode, config.decoder_bytes),
             uploads: Uploads::default(),
+            write_gate: WriteGate::new(config.writes, config.core, config.cores),
+            is_gate_kept: Cell::new(false),
             gate: Gate::default(),
             spent: Cell::new(0),
             stored_blobs: Cell::new(0),
@@ -99,6 +112,7 @@ impl<D: BlobDisk> Worker<D> {
             parked_uploads: self.0.uploads.parked() as u64,
             tasks: self.0.gate.len() as u64,
             delay_us: u64::from(self.0.codecs.pressure().delay_us()),
+            writes: self.0.write_gate.stats(),
         }
     }
 
@@ -120,6 +134,7 @@ impl<D: BlobDisk> Worker<D> {
 
     /// Lets no new upload or stream begin, waits for those that run, and frees what interrupted ones have left.
     pub async fn stop(&self) {
+        self.0.write_gate.close();
         self.0.gate.close();
         self.0.gate.wait_empty().await;
         // Why last: those that just ended have parked what they had.
@@ -161,13 +176,15 @@ impl<D: BlobDisk> Worker<D> {
         }
     }
 
-    /// Verifies and stores a blob whose body is all here.
+    /// Verifies and stores a blob whose body is all here, when it is let in.
     pub async fn put(&self, put: Put) -> Result<PutOutcome, StoreError> {
         if self.is_present(&put.digest).await? {
             return Ok(self.note_present());
         }
+        let _slot = if put.admitted { None } else { Some(self.enter_write().await?) };
         if !is_small(&put.digest) {
-            let mut session = Session::new(self, put.digest, put.encoding);
+            let decoder = decoder_for(self, put.encoding);
+            let mut session = Session::new(put.digest, decoder);
             session.write(self, &put.data).await?;
             return session.finish(self).await;
         }
@@ -196,6 +213,12 @@ impl<D: BlobDisk> Worker<D> {
             return Ok(Opened::AlreadyPresent);
         }
         self.0.uploads.open(self, key, offset).await.map(Opened::Ready)
+    }
+
+    /// A message of another core's gate.
+    pub fn receive_slots(&self, message: admission::Message) {
+        self.0.write_gate.receive(message);
+        self.keep_gate();
     }
 
     pub async fn upload_status(&self, key: &UploadKey) -> Result<UploadStatus, StoreError> {
@@ -311,6 +334,39 @@ impl<D: BlobDisk> Worker<D> {
 
     pub(super) fn gate(&self) -> &Gate {
         &self.0.gate
+    }
+
+    pub(super) fn write_gate(&self) -> &WriteGate {
+        &self.0.write_gate
+    }
+
+    /// The right to write. Waits for it a little, if need be.
+    pub(super) async fn enter_write(&self) -> Result<WriteSlot, StoreError> {
+        match self.0.write_gate.enter() {
+            Ok(slot) => Ok(slot),
+            Err(turn) => {
+                self.keep_gate();
+                turn.await
+            }
+        }
+    }
+
+    /// Sees to it that those who wait at the gate are looked after.
+    fn keep_gate(&self) {
+        if !self.0.write_gate.is_contended() || self.0.is_gate_kept.replace(true) {
+            return;
+        }
+        let worker = self.clone();
+        rt::spawn(async move {
+            while worker.0.write_gate.is_contended() {
+                let now = rt::time::now();
+                let latest = now + Duration::from_millis(WRITE_GATE_TICK_MS);
+                let due = worker.0.write_gate.tick().map_or(latest, |due| due.min(latest));
+                worker.0.uploads.yield_idle(&worker.0.write_gate, now);
+                rt::time::deadline(due).await;
+            }
+            worker.0.is_gate_kept.set(false);
+        });
     }
 
     /// Stores a verified small blob: as the client's `frame` if that may be kept, else compressed if that pays, else raw.

@@ -98,7 +98,12 @@ mod tests {
             let Ok(Some(Blob::Whole { data, .. })) = blob else { panic!("{accept:?}") };
             assert_eq!(data, expected);
         }
-        let put = |data: &'static str| Put { digest: EMPTY, encoding: Encoding::Identity, data: vec![data.into()] };
+        let put = |data: &'static str| Put {
+            digest: EMPTY,
+            encoding: Encoding::Identity,
+            data: vec![data.into()],
+            admitted: false,
+        };
         assert_eq!(store.put(put("")).now_or_never(), Some(Ok(PutOutcome::AlreadyPresent)));
         assert_eq!(store.put(put("x")).now_or_never(), Some(Err(StoreError::TooLong { expected: EMPTY })));
         let key = UploadKey { instance: "".into(), uuid: "u".into(), digest: EMPTY, encoding: Encoding::Zstd };

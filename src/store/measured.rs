@@ -131,7 +131,7 @@ mod tests {
             let store = Measured::new(Complete::new(FakeStore::default(), true));
             let (here, gone) = (digest_of(b"here"), digest_of(b"gone"));
             let data = vec![Bytes::from_static(b"here")];
-            store.put(Put { digest: here, encoding: Encoding::Identity, data }).await.expect("stored");
+            store.put(Put { digest: here, encoding: Encoding::Identity, data, admitted: false }).await.expect("stored");
             store.find_missing(vec![here, gone, gone]).await.expect("an answer");
             assert!(store.get(Get::whole(here, Accept::Identity)).await.expect("an answer").is_some());
             assert!(store.get(Get::whole(gone, Accept::Identity)).await.expect("an answer").is_none());

@@ -82,12 +82,15 @@ pub struct BlobStream {
     pub pieces: Receiver<Result<Bytes, StoreError>>,
 }
 
-/// A whole small blob to store: at most `limits::SMALL_BLOB_LEN_MAX` raw bytes declared, all of its body here.
+/// A whole blob to store, all of its body here: at most `limits::SMALL_BLOB_LEN_MAX` raw bytes declared, unless it is
+/// `admitted`.
 pub struct Put {
     pub digest: Digest,
     pub encoding: Encoding,
     /// The body as it came, in pieces.
     pub data: Vec<Bytes>,
+    /// Needs no slot: it is part of an action's result, which is never refused, and its bytes are held already.
+    pub admitted: bool,
 }
 
 /// How a put ended.
@@ -126,6 +129,8 @@ pub trait Upload {
     /// Hands over the next body bytes, in the upload's encoding. Returns when the caller may return their window credit:
     /// the owner has consumed them, but for a last part that is bounded (`limits::UPLOAD_MESSAGE_LEN`).
     async fn write(&mut self, data: Vec<Bytes>) -> Result<(), UploadEnd>;
+    /// Waits until the owner ends the upload by itself: somebody else has stored the blob, or has taken its place.
+    async fn ended(&mut self) -> UploadEnd;
     /// The client set `finish_write`: verifies and publishes.
     async fn finish(self) -> Result<PutOutcome, StoreError>;
     /// The client stopped before the end: parks what has been handed over, and says how many raw bytes are committed,
@@ -176,6 +181,16 @@ pub enum StoreError {
     BlobTooLarge { digest: Digest, max: u64 },
     #[error("no space in the cache for {bytes} bytes now")]
     NoSpace { bytes: u64 },
+    #[error(
+        "{slots} writes are in flight, as many as may be (--max_inflight_cas_writes), and none ended within {wait_ms} ms: \
+         the blob was not stored. Nothing is lost: whoever misses it next makes it again"
+    )]
+    Shed { slots: u32, wait_ms: u64 },
+    #[error(
+        "nothing came for some time while others waited for a place to write (--max_inflight_cas_writes): what has \
+         arrived is kept. Ask QueryWriteStatus and go on from there"
+    )]
+    Yielded,
     #[error("too much is in flight ({what}, limit {limit})")]
     Busy { what: &'static str, limit: u64 },
     #[error("blob {digest} was damaged on disk and has been dropped")]

@@ -177,6 +177,13 @@ class Client:
         call = self.channel.stream_unary(f"{BYTE_STREAM}/Write", encode, decode)
         return call(requests, **self._options(options))
 
+    def start_write(self, requests, **options):
+        """The same, without waiting for it: a future."""
+        encode = message("google.bytestream.WriteRequest").SerializeToString
+        decode = message("google.bytestream.WriteResponse").FromString
+        call = self.channel.stream_unary(f"{BYTE_STREAM}/Write", encode, decode)
+        return call.future(requests, **self._options(options))
+
     def write(self, name: str, pieces, offset: int = 0, finish: bool = True, **options) -> int:
         """Uploads `pieces` and returns committed_size."""
         return self.write_call(write_requests(name, pieces, offset, finish), **options).committed_size

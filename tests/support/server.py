@@ -47,10 +47,11 @@ class StartError(Exception):
 class Server:
     """One server process on a cache directory. The directory outlives restarts and ends with `close`."""
 
-    def __init__(self, directory: pathlib.Path | None = None, **flags):
+    def __init__(self, directory: pathlib.Path | None = None, environment: dict[str, str] | None = None, **flags):
         """`flags` are the server's own, without dashes; `None` leaves one out."""
         self.home = scratch("server")
         self.directory = directory or self.home / "cache"
+        self.environment = environment or {}
         self.flags = {"max_size": "1", "cores": "2", "http_address": "none", "grpc_address": "127.0.0.1:0"} | flags
         self.process: subprocess.Popen | None = None
         self.port = 0
@@ -91,7 +92,9 @@ class Server:
             if value is not None:
                 command.append(f"--{name}={value}")
         # Why: variables of the machine must not change what is tested.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGCAS_")}
+        own = ("RINGCAS_", "BAZEL_REMOTE_")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+        environment |= self.environment
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         try:

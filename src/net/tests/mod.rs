@@ -1,5 +1,6 @@
 //! The server against a real HTTP/2 client, over an in-memory transport and the fake store.
 
+mod admission;
 mod byte_stream;
 mod calls;
 mod connections;
@@ -27,6 +28,7 @@ use crate::rt::cores::block_on;
 use crate::rt::time;
 use crate::service::health::Health;
 use crate::service::{Code, Options, Services};
+use crate::store::Store;
 use crate::wire::bytestream::{ReadRequest, WriteRequest};
 use slow_store::SlowStore;
 
@@ -37,10 +39,10 @@ const BATCH_READ: &str = "/build.bazel.remote.execution.v2.ContentAddressableSto
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 const UUID: &str = "0e4ba3ae-07b1-4b22-8d0c-6d5e3a7fd2d5";
 
-/// A server over a fake store.
-struct Harness {
-    store: SlowStore,
-    server: Rc<Server<SlowStore>>,
+/// A server over a store, the fake one if nothing else is said.
+struct Harness<S = SlowStore> {
+    store: S,
+    server: Rc<Server<S>>,
 }
 
 /// One client connection.
@@ -75,23 +77,24 @@ fn with_stream_window(stream_window: u32, test: impl AsyncFnOnce(&Harness)) {
 }
 
 fn with_options(settings: Settings, options: Options, test: impl AsyncFnOnce(&Harness)) {
-    block_on(async {
-        let store = SlowStore::default();
-        let services = Services::new(store.clone(), Rc::new(options), Health::new(true));
-        let harness = Harness { store, server: Server::new(services, settings, Exporter::alone()) };
-        let limit = Duration::from_secs(60);
-        time::timeout(limit, test(&harness)).await.expect("the test is over in time");
-        harness.server.drain();
-        if time::timeout(Duration::from_secs(5), harness.server.drained()).await.is_err() {
-            harness.server.abort();
-        }
-        time::timeout(limit, harness.server.drained()).await.expect("every connection ends");
-        assert_eq!(harness.server.counters.calls_open.get(), 0);
-        assert_eq!(harness.server.counters.connections.get(), 0);
-    });
+    block_on(with_store(SlowStore::default(), settings, options, test));
 }
 
-impl Harness {
+async fn with_store<S: Store>(store: S, settings: Settings, options: Options, test: impl AsyncFnOnce(&Harness<S>)) {
+    let services = Services::new(store.clone(), Rc::new(options), Health::new(true));
+    let harness = Harness { store, server: Server::new(services, settings, Exporter::alone()) };
+    let limit = Duration::from_secs(60);
+    time::timeout(limit, test(&harness)).await.expect("the test is over in time");
+    harness.server.drain();
+    if time::timeout(Duration::from_secs(5), harness.server.drained()).await.is_err() {
+        harness.server.abort();
+    }
+    time::timeout(limit, harness.server.drained()).await.expect("every connection ends");
+    assert_eq!(harness.server.counters.calls_open.get(), 0);
+    assert_eq!(harness.server.counters.connections.get(), 0);
+}
+
+impl<S: Store> Harness<S> {
     async fn connect(&self) -> Client {
         self.connect_with(&mut h2::client::Builder::new()).await
     }

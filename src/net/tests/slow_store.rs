@@ -89,6 +89,10 @@ impl Upload for SlowUpload {
         self.inner.write(data).await
     }
 
+    async fn ended(&mut self) -> UploadEnd {
+        self.inner.ended().await
+    }
+
     async fn finish(self) -> Result<PutOutcome, StoreError> {
         self.store.pass().await;
         self.inner.finish().await

@@ -27,7 +27,7 @@ fn what_was_put_can_be_read_in_every_form() {
                     0 => (Encoding::Identity, data.clone()),
                     _ => (Encoding::Zstd, random.zstd(&data)),
                 };
-                let put = Put { digest, encoding, data: random.cut(&body, 3) };
+                let put = Put { digest, encoding, data: random.cut(&body, 3), admitted: false };
                 assert_eq!(worker.put(put).await, Ok(PutOutcome::Stored), "{digest}");
                 for accept in [Accept::Identity, Accept::Zstd, Accept::Any] {
                     for offset in [0, random.below(digest.size + 1), digest.size] {
@@ -65,7 +65,8 @@ fn a_wrong_body_is_refused() {
                     Encoding::Identity => raw.to_vec(),
                     Encoding::Zstd => super::codecs().frame_of(raw),
                 };
-                let put = |body: Vec<u8>| worker.put(Put { digest, encoding, data: vec![body.into()] });
+                let put =
+                    |body: Vec<u8>| worker.put(Put { digest, encoding, data: vec![body.into()], admitted: false });
                 let mut flipped = data.to_vec();
                 flipped[len / 2] ^= 1;
                 let error = put(encode(&flipped)).await.expect_err("another hash");
@@ -100,7 +101,12 @@ fn presence_and_size_come_before_the_body() {
         let data = Bytes::from_static(b"a small blob");
         let digest = digest_of(&data);
         let put = |body: &'static [u8]| {
-            worker.put(Put { digest, encoding: Encoding::Identity, data: vec![Bytes::from_static(body)] })
+            worker.put(Put {
+                digest,
+                encoding: Encoding::Identity,
+                data: vec![Bytes::from_static(body)],
+                admitted: false,
+            })
         };
         assert_eq!(put(b"a small blob").await, Ok(PutOutcome::Stored));
         assert_eq!(put(b"nonsense").await, Ok(PutOutcome::AlreadyPresent));
@@ -122,7 +128,10 @@ fn the_form_at_rest_is_the_one_that_pays() {
             disk.with(|state| state.small.get(&key).map(|record| (record.codec, record.data.clone())))
         };
         let put = async |data: &Bytes, body: Bytes, encoding| {
-            worker.put(Put { digest: digest_of(data), encoding, data: vec![body] }).await.expect("stored");
+            worker
+                .put(Put { digest: digest_of(data), encoding, data: vec![body], admitted: false })
+                .await
+                .expect("stored");
         };
         let even = Bytes::from(vec![7; 5000]);
         put(&even, even.clone(), Encoding::Identity).await;
@@ -150,7 +159,7 @@ fn damage_is_a_miss_or_ends_the_stream() {
             let (worker, disk) = worker(mode);
             let data = random.content(5 * FRAME_LEN);
             let digest = digest_of(&data);
-            let put = Put { digest, encoding: Encoding::Identity, data: vec![data.clone()] };
+            let put = Put { digest, encoding: Encoding::Identity, data: vec![data.clone()], admitted: false };
             assert_eq!(worker.put(put).await, Ok(PutOutcome::Stored));
             let get = Get { digest, offset: 0, limit: None, accept: Accept::Identity };
             disk.with(|state| state.damaged_frame = Some(0));
@@ -185,7 +194,10 @@ fn a_dropped_stream_ends() {
         let (worker, _) = worker(StorageMode::Uncompressed);
         let data = SplitMix64(5).content(20 * FRAME_LEN);
         let digest = digest_of(&data);
-        worker.put(Put { digest, encoding: Encoding::Identity, data: vec![data] }).await.expect("stored");
+        worker
+            .put(Put { digest, encoding: Encoding::Identity, data: vec![data], admitted: false })
+            .await
+            .expect("stored");
         let get = Get { digest, offset: 0, limit: None, accept: Accept::Any };
         let blob = worker.get(get).await.expect("no error").expect("present");
         assert_eq!(worker.stats().tasks, 1);
@@ -202,7 +214,7 @@ fn actions_are_replaced_and_dropped_by_version() {
     for ram_bytes in [0, 1 << 20] {
         block_on(async move {
             let (_, disk) = worker(StorageMode::Zstd);
-            let config = super::WorkerConfig { mode: StorageMode::Zstd, ram_bytes, decoder_bytes: 1 << 20 };
+            let config = super::worker_config(StorageMode::Zstd, ram_bytes);
             let worker = super::Worker::new(disk.clone(), config);
             let hash = Hash([3; 32]);
             let sized = |size| ActionKey { hash, size };
@@ -265,7 +277,10 @@ fn a_range_within_a_frame_comes_whole() {
         let (worker, _) = worker(StorageMode::Zstd);
         let data = SplitMix64(6).content(4 * FRAME_LEN);
         let digest = digest_of(&data);
-        worker.put(Put { digest, encoding: Encoding::Identity, data: vec![data.clone()] }).await.expect("stored");
+        worker
+            .put(Put { digest, encoding: Encoding::Identity, data: vec![data.clone()], admitted: false })
+            .await
+            .expect("stored");
         let offset = FRAME_LEN as u64 + 10;
         for (limit, is_whole) in [(20, true), (FRAME_LEN as u64, false)] {
             let get = Get { digest, offset, limit: Some(limit), accept: Accept::Identity };

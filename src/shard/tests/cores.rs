@@ -2,6 +2,7 @@
 
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -13,28 +14,45 @@ use crate::rt::cores::block_on;
 use crate::shard::codec::StorageMode;
 use crate::shard::fake_disk::FakeDisk;
 use crate::shard::router::{Router, wire};
+use crate::shard::worker::{Worker, WorkerConfig};
+use crate::shard::write_gate::WriteLimits;
 use crate::store::{Accept, ActionKey, Encoding, Get, Opened, Put, PutOutcome, Store, StoreError, Upload, UploadKey};
 
+/// Enough for every test that is not about slots.
+fn many() -> WriteLimits {
+    WriteLimits::new(10_000, Duration::from_millis(250))
+}
+
+/// Few, and time enough for everybody's turn.
+fn queued() -> WriteLimits {
+    WriteLimits::new(600, Duration::from_secs(60))
+}
+
 /// Runs `first` on one core of a mesh of `cores`; the others serve until it is done.
-fn on_mesh(cores: usize, first: impl AsyncFnOnce(Router<FakeDisk>) + Send + 'static) {
+pub fn on_mesh(cores: usize, writes: WriteLimits, first: impl AsyncFnOnce(Router<FakeDisk>) + Send + 'static) {
     let map = ShardMap::new(64, cores as u16);
+    let worker = move |core| {
+        let config = WorkerConfig { core, cores, writes, ..super::worker_config(StorageMode::Zstd, 1 << 20) };
+        Worker::new(FakeDisk::default(), config)
+    };
     let mut ports = wire(cores).into_iter();
     let port = ports.next().expect("at least one core");
     let peers: Vec<_> = ports
-        .map(|port| {
+        .enumerate()
+        .map(|(number, port)| {
             let (stop, stopped) = mpsc::channel::<()>();
             let peer = thread::spawn(move || {
                 block_on(async move {
-                    let _router = port.start(super::worker(StorageMode::Zstd).0, map);
+                    let _router = port.start(worker(1 + number), map);
                     while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
-                        crate::rt::time::sleep(std::time::Duration::from_millis(1)).await;
+                        crate::rt::time::sleep(Duration::from_millis(1)).await;
                     }
                 });
             });
             (stop, peer)
         })
         .collect();
-    block_on(async move { first(port.start(super::worker(StorageMode::Zstd).0, map)).await });
+    block_on(async move { first(port.start(worker(0), map)).await });
     for (stop, peer) in peers {
         drop(stop);
         peer.join().expect("the core ended well");
@@ -45,7 +63,7 @@ fn on_mesh(cores: usize, first: impl AsyncFnOnce(Router<FakeDisk>) + Send + 'sta
 /// them, each call of the trait, and a batch in one order.
 #[test]
 fn several_cores_are_one_store() {
-    on_mesh(3, async |store| {
+    on_mesh(3, many(), async |store| {
         let mut random = SplitMix64::seeded();
         let mut present: Vec<Digest> = Vec::new();
         for n in 0..40 {
@@ -63,7 +81,7 @@ fn several_cores_are_one_store() {
                 assert_eq!(upload.finish().await, Ok(PutOutcome::Stored));
                 assert!(store.upload_status(key).await.expect("no error").complete);
             } else {
-                let put = Put { digest, encoding: Encoding::Identity, data: vec![data.clone()] };
+                let put = Put { digest, encoding: Encoding::Identity, data: vec![data.clone()], admitted: false };
                 assert_eq!(store.put(put).await, Ok(PutOutcome::Stored));
             }
             let get = Get { digest, offset: 0, limit: None, accept: Accept::Identity };
@@ -89,14 +107,15 @@ fn several_cores_are_one_store() {
 /// Goal: many requests at once, more than the queue holds, are all answered. Method: 5000 small puts from one core.
 #[test]
 fn a_full_queue_is_back_pressure() {
-    on_mesh(2, async |store| {
+    on_mesh(2, queued(), async |store| {
         let gate = crate::rt::gate::Gate::default();
         let done = crate::rt::local::Local::new(0u32);
         for n in 0..5000u64 {
             let (store, done) = (store.clone(), done.clone());
             gate.spawn(async move {
                 let data = Bytes::copy_from_slice(&n.to_le_bytes());
-                let put = Put { digest: digest_of(&data), encoding: Encoding::Identity, data: vec![data] };
+                let put =
+                    Put { digest: digest_of(&data), encoding: Encoding::Identity, data: vec![data], admitted: false };
                 assert_eq!(store.put(put).await, Ok(PutOutcome::Stored));
                 done.with(|done| *done += 1);
             });

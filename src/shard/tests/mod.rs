@@ -2,8 +2,11 @@
 
 mod blobs;
 mod cores;
+mod gate;
 mod real_disk;
 mod uploads;
+
+use std::time::Duration;
 
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
@@ -11,6 +14,7 @@ use sha2::{Digest as _, Sha256};
 use super::codec::{Codecs, StorageMode, wrap_raw};
 use super::fake_disk::FakeDisk;
 use super::worker::{Worker, WorkerConfig};
+use super::write_gate::WriteLimits;
 use crate::limits::FRAME_LEN;
 use crate::pure::digest::{Digest, Hash};
 use crate::store::{Blob, Encoding, Get, StoreError};
@@ -106,9 +110,14 @@ fn digest_of(data: &[u8]) -> Digest {
     Digest { hash: Hash(Sha256::digest(data).into()), size: data.len() as u64 }
 }
 
+fn worker_config(mode: StorageMode, ram_bytes: usize) -> WorkerConfig {
+    let writes = WriteLimits::new(10_000, Duration::from_millis(250));
+    WorkerConfig { mode, ram_bytes, decoder_bytes: 64 << 20, core: 0, cores: 1, writes }
+}
+
 fn worker(mode: StorageMode) -> (Worker<FakeDisk>, FakeDisk) {
     let disk = FakeDisk::default();
-    let config = WorkerConfig { mode, ram_bytes: 1 << 20, decoder_bytes: 64 << 20 };
+    let config = worker_config(mode, 1 << 20);
     (Worker::new(disk.clone(), config), disk)
 }
 

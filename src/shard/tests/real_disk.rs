@@ -13,7 +13,7 @@ use crate::rt::cores::block_on;
 use crate::shard::codec::StorageMode;
 use crate::shard::disk::{Ack, Disk, DiskConfig};
 use crate::shard::router::{Router, wire};
-use crate::shard::worker::{Worker, WorkerConfig};
+use crate::shard::worker::Worker;
 use crate::shard::{geometry, pool};
 use crate::store::{Accept, ActionKey, Encoding, Get, Opened, Put, PutOutcome, Store, Upload, UploadKey};
 
@@ -30,7 +30,7 @@ async fn open(dir: &Path, mode: StorageMode, ram_bytes: usize) -> (Router<Disk>,
     let (main, mut ports) = pool::wire(&volume, 1);
     rt::spawn(main.run());
     let disk = Disk::open(volume, 0, 1, ports.pop().expect("one port")).await.expect("the disk opens");
-    let worker = Worker::new(disk.clone(), WorkerConfig { mode, ram_bytes, decoder_bytes: 64 << 20 });
+    let worker = Worker::new(disk.clone(), super::worker_config(mode, ram_bytes));
     (wire(1).pop().expect("one core").start(worker, map), disk)
 }
 
@@ -69,7 +69,7 @@ fn the_worker_on_a_real_disk() {
                 let encoding = if random.below(2) == 0 { Encoding::Identity } else { Encoding::Zstd };
                 if random.below(2) == 0 {
                     let body = if encoding == Encoding::Zstd { random.zstd(&data) } else { data.clone() };
-                    let put = Put { digest, encoding, data: random.cut(&body, 3) };
+                    let put = Put { digest, encoding, data: random.cut(&body, 3), admitted: false };
                     assert_eq!(store.put(put).await, Ok(PutOutcome::Stored));
                 } else {
                     let key = UploadKey { instance: "".into(), uuid: "u".into(), digest, encoding };

@@ -1,0 +1,248 @@
+//! The gate before writes, through the network side and the real owner of the blobs, over a disk in memory.
+
+use super::*;
+use crate::limits;
+use crate::pure::shard_map::ShardMap;
+use crate::shard::codec::StorageMode;
+use crate::shard::fake_disk::FakeDisk;
+use crate::shard::router::{Router, wire};
+use crate::shard::worker::{Worker, WorkerConfig};
+use crate::shard::write_gate::{WriteLimits, WriteStats};
+use crate::store::fake::digest_of;
+use crate::wire::reapi::{
+    BatchUpdateBlobsRequest, BatchUpdateBlobsResponse, Digest as WireDigest, batch_update_blobs_request,
+};
+
+const BATCH_UPDATE: &str = "/build.bazel.remote.execution.v2.ContentAddressableStorage/BatchUpdateBlobs";
+/// Times that each path is taken.
+const TIMES: u64 = 1000;
+/// Calls at a time.
+const TOGETHER: u64 = 50;
+
+type Gated = Harness<Router<FakeDisk>>;
+
+/// A server whose core lets `slots` writes in at a time.
+fn with_gate(slots: u32, wait: Duration, test: impl AsyncFnOnce(&Gated, FakeDisk)) {
+    block_on(async {
+        let disk = FakeDisk::default();
+        let config = WorkerConfig {
+            mode: StorageMode::Zstd,
+            ram_bytes: 0,
+            decoder_bytes: 64 << 20,
+            core: 0,
+            cores: 1,
+            writes: WriteLimits::new(slots, wait),
+        };
+        let worker = Worker::new(disk.clone(), config);
+        let store = wire(1).pop().expect("one core").start(worker, ShardMap::new(64, 1));
+        with_store(store, Settings::default(), Options::default(), async |harness: &Gated| test(harness, disk).await)
+            .await;
+    });
+}
+
+impl Gated {
+    fn gate(&self) -> WriteStats {
+        self.store.worker().stats().writes
+    }
+
+    async fn until_free(&self, path: &str) {
+        self.until(path, || self.gate().in_flight == 0).await;
+        assert_eq!(self.gate().waiting, 0, "{path}");
+    }
+}
+
+/// One of many blobs: small ones are stored in one go, large ones in frames.
+fn blob(number: u64, large: bool) -> Vec<u8> {
+    let mut blob = number.to_le_bytes().to_vec();
+    blob.resize(if large { limits::SMALL_BLOB_LEN_MAX + 1 } else { 100 }, 0);
+    blob
+}
+
+/// How a write is made to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Path {
+    Stored,
+    WrongHash,
+    BadZstd,
+    DiskError,
+    Panic,
+    Timeout,
+    Cancel,
+    Disconnect,
+}
+
+/// The whole body of a write, with what makes it fail in it.
+fn body(path: Path, number: u64, large: bool) -> Bytes {
+    let blob = blob(number, large);
+    let mut digest = digest_of(&blob);
+    if path == Path::WrongHash {
+        digest.hash.0[9] ^= 1;
+    }
+    let name = if path == Path::BadZstd { zstd_write_name(digest) } else { write_name(digest) };
+    // Why the number: an upload's name is its own.
+    let name = name.replace(UUID, &format!("{path:?}-{number}"));
+    frames(&upload(&name, &blob, 16 << 10, 0))
+}
+
+/// Goal: a slot comes back on every path that a write can take. Method: each path 1,000 times, with blobs of both kinds
+/// and 50 writes at a time; where a write is cut off, it is so while it holds its slot.
+#[test]
+fn slots_come_back_on_every_path() {
+    with_gate(10_000, Duration::ZERO, async |harness, disk| {
+        let mut number = 0;
+        for path in [
+            Path::Stored,
+            Path::WrongHash,
+            Path::BadZstd,
+            Path::DiskError,
+            Path::Panic,
+            Path::Timeout,
+            Path::Cancel,
+            Path::Disconnect,
+        ] {
+            let before = harness.gate().admitted;
+            for _ in 0..TIMES / TOGETHER {
+                let mut client = harness.connect().await;
+                let mut calls = Vec::new();
+                for _ in 0..TOGETHER {
+                    number += 1;
+                    let cut_off = matches!(path, Path::Timeout | Path::Cancel | Path::Disconnect);
+                    let large = cut_off || (number % 2 == 0 && path != Path::Panic);
+                    match path {
+                        Path::DiskError if large => disk.with(|state| state.no_space += 1),
+                        Path::DiskError => disk.with(|state| state.append_fails += 1),
+                        Path::Panic => disk.with(|state| state.append_panics += 1),
+                        _ => {}
+                    }
+                    let headers: &[_] = if path == Path::Timeout { &[("grpc-timeout", "100m")] } else { &[] };
+                    let mut call = client.start(WRITE, headers).await;
+                    let body = body(path, number, large);
+                    call.send(if cut_off { body.slice(..100_000) } else { body }, !cut_off);
+                    calls.push(call);
+                }
+                match path {
+                    Path::Cancel | Path::Disconnect => {
+                        let held = || harness.gate().in_flight == TOGETHER;
+                        harness.until("all have a slot", held).await;
+                    }
+                    _ => {}
+                }
+                for mut call in calls {
+                    let expected = match path {
+                        Path::Stored => Code::Ok,
+                        Path::WrongHash | Path::BadZstd => Code::InvalidArgument,
+                        Path::DiskError => {
+                            let answer = call.answer().await;
+                            assert!([Code::Internal as u8, Code::ResourceExhausted as u8].contains(&answer.code()));
+                            continue;
+                        }
+                        Path::Panic => Code::Internal,
+                        Path::Timeout => Code::DeadlineExceeded,
+                        Path::Cancel => {
+                            call.stream.send_reset(Reason::CANCEL);
+                            continue;
+                        }
+                        Path::Disconnect => continue,
+                    };
+                    call.answer().await.expect(expected, "");
+                }
+                drop(client);
+                harness.until_free(&format!("{path:?} gives its slots back")).await;
+            }
+            assert_eq!(harness.gate().admitted - before, TIMES, "{path:?}");
+        }
+        let WriteStats { shed_late, shed_queue_full, .. } = harness.gate();
+        assert_eq!((shed_late, shed_queue_full, disk.with(|state| state.frames_in_flight)), (0, 0, 0));
+    });
+}
+
+/// Goal: a write that is not let in ends at once with what suits its client, leaves nothing, and its bytes are not pulled
+/// in; a write of a blob that is present, a read, and the rest of the connection are not touched. Method: one slot, held
+/// by an upload that is half sent; then each kind of call; then the slot comes back.
+#[test]
+fn refused_writes_leave_nothing() {
+    with_gate(1, Duration::ZERO, async |harness, disk| {
+        let mut client = harness.connect().await;
+        let here = blob(1, false);
+        client.write(&upload(&write_name(digest_of(&here)), &here, 100, 0)).await.expect(Code::Ok, "");
+        let large = blob(2, true);
+        let messages = frames(&upload(&write_name(digest_of(&large)), &large, 16 << 10, 0));
+        let mut holder = client.start(WRITE, &[]).await;
+        holder.send(messages.slice(..100_000), false);
+        harness.until("it has the slot", || harness.gate().in_flight == 1).await;
+
+        for large in [false, true] {
+            let refused = blob(3, large);
+            let name = write_name(digest_of(&refused));
+            let mut call = client.start(WRITE, &[]).await;
+            // Without its end: who is refused is told before.
+            let body = frames(&upload(&name, &refused, 16 << 10, 0));
+            call.send(if large { body.slice(..50_000) } else { body }, !large);
+            let answer = call.answer().await;
+            answer.expect(Code::FailedPrecondition, "--max_inflight_cas_writes");
+            assert_eq!(answer.reset, None, "the status came whole");
+            let read = client.read(&read_name(digest_of(&refused)), 0, 0).await;
+            read.expect(Code::NotFound, "");
+        }
+        let casd = [("user-agent", "grpc-c++/1.60 grpc-c/37 (linux; chttp2)")];
+        let other = blob(4, false);
+        let body = frames(&upload(&write_name(digest_of(&other)), &other, 100, 0));
+        client.call_with(WRITE, &casd, body).await.expect(Code::ResourceExhausted, "");
+
+        client.write(&upload(&write_name(digest_of(&here)), &here, 100, 0)).await.expect(Code::Ok, "");
+        client.read(&read_name(digest_of(&here)), 0, 0).await.expect(Code::Ok, "");
+        let item = |data: &[u8]| {
+            let digest = digest_of(data);
+            let digest = WireDigest { hash: digest.hash.to_hex(), size_bytes: digest.size as i64 };
+            batch_update_blobs_request::Request {
+                digest: Some(digest),
+                data: Bytes::copy_from_slice(data),
+                ..Default::default()
+            }
+        };
+        let requests = vec![item(&here), item(&other)];
+        let answer =
+            client.call(BATCH_UPDATE, frame(&BatchUpdateBlobsRequest { requests, ..Default::default() })).await;
+        let response: BatchUpdateBlobsResponse = answer.message();
+        let codes: Vec<i32> = response.responses.iter().map(|one| one.status.as_ref().expect("set").code).collect();
+        assert_eq!(codes, [0, Code::FailedPrecondition as i32]);
+
+        assert_eq!(harness.gate().in_flight, 1);
+        holder.send(messages.slice(100_000..), true);
+        holder.answer().await.expect(Code::Ok, "");
+        client.write(&upload(&write_name(digest_of(&other)), &other, 100, 0)).await.expect(Code::Ok, "");
+        assert_eq!((harness.gate().in_flight, harness.gate().shed_late), (0, 4));
+        assert_eq!(disk.with(|state| (state.small.len(), state.large.len())), (2, 1));
+    });
+}
+
+/// Goal: a write waits its turn, and one that goes away leaves the queue. Method: one slot, held; three writes wait, the
+/// first is cancelled; the slot comes back.
+#[test]
+fn waiting_writes_get_their_turn_or_leave() {
+    with_gate(1, Duration::from_secs(50), async |harness, _| {
+        let mut client = harness.connect().await;
+        let large = blob(1, true);
+        let messages = frames(&upload(&write_name(digest_of(&large)), &large, 16 << 10, 0));
+        let mut holder = client.start(WRITE, &[]).await;
+        holder.send(messages.slice(..100_000), false);
+        harness.until("it has the slot", || harness.gate().in_flight == 1).await;
+        let mut calls = Vec::new();
+        for number in 2..5 {
+            let blob = blob(number, false);
+            let mut call = client.start(WRITE, &[]).await;
+            call.send(frames(&upload(&write_name(digest_of(&blob)), &blob, 100, 0)), true);
+            calls.push(call);
+            harness.until("it waits", || harness.gate().waiting == number - 1).await;
+        }
+        calls.remove(0).stream.send_reset(Reason::CANCEL);
+        harness.until("it has left", || harness.gate().waiting == 2).await;
+        holder.send(messages.slice(100_000..), true);
+        holder.answer().await.expect(Code::Ok, "");
+        for call in calls {
+            call.answer().await.expect(Code::Ok, "");
+        }
+        let WriteStats { in_flight, waiting, admitted, admitted_late, .. } = harness.gate();
+        assert_eq!((in_flight, waiting, admitted, admitted_late), (0, 0, 3, 2));
+    });
+}

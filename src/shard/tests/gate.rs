@@ -1,0 +1,203 @@
+//! The gate before writes on its owner, and across cores.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::cores::on_mesh;
+use super::{SplitMix64, digest_of};
+use crate::limits::FRAME_LEN;
+use crate::pure::digest::Digest;
+use crate::rt;
+use crate::rt::cores::block_on;
+use crate::rt::local::Local;
+use crate::shard::codec::StorageMode;
+use crate::shard::fake_disk::FakeDisk;
+use crate::shard::worker::{Worker, WorkerConfig};
+use crate::shard::write_gate::WriteLimits;
+use crate::store::{Encoding, Opened, Put, PutOutcome, Store, StoreError, Upload, UploadEnd, UploadKey};
+
+fn put(data: &Bytes) -> Put {
+    Put { digest: digest_of(data), encoding: Encoding::Identity, data: vec![data.clone()], admitted: false }
+}
+
+fn key(digest: Digest) -> UploadKey {
+    UploadKey { instance: "".into(), uuid: "u".into(), digest, encoding: Encoding::Identity }
+}
+
+/// One core that lets one write in at a time.
+fn narrow(wait: Duration) -> Worker<FakeDisk> {
+    let writes = WriteLimits::new(1, wait);
+    Worker::new(FakeDisk::default(), WorkerConfig { writes, ..super::worker_config(StorageMode::Zstd, 0) })
+}
+
+/// Goal: one slot for four cores serves the writes of all of them, in the end, and is never in use twice. Method: real
+/// executors; 200 small writes at once, spread by their digests, and an upload beside them.
+#[test]
+fn one_slot_goes_round_the_cores() {
+    let writes = WriteLimits::new(1, Duration::from_secs(60));
+    on_mesh(4, writes, async |store| {
+        let stored = Local::new(0);
+        let gate = rt::gate::Gate::default();
+        for n in 0..200u64 {
+            let (store, stored) = (store.clone(), stored.clone());
+            gate.spawn(async move {
+                assert_eq!(store.put(put(&Bytes::copy_from_slice(&n.to_le_bytes()))).await, Ok(PutOutcome::Stored));
+                stored.with(|stored| *stored += 1);
+            });
+        }
+        let large = SplitMix64(1).noise(2 * FRAME_LEN);
+        let Ok(Opened::Ready(mut upload)) = store.open_upload(key(digest_of(&large)), 0).await else {
+            panic!("it is new, and gets its turn");
+        };
+        upload.write(vec![large]).await.expect("consumed");
+        assert_eq!(upload.finish().await, Ok(PutOutcome::Stored));
+        gate.wait_empty().await;
+        assert_eq!(stored.with(|stored| *stored), 200);
+        let here = store.worker().stats().writes;
+        assert!(here.borrowed > 0 && here.lent > 0, "{here:?}");
+    });
+}
+
+/// Goal: without a wait a slot that is idle elsewhere is found, and a busy one refuses. Method: one slot on four cores;
+/// writes one after the other, then while an upload has it.
+#[test]
+fn an_idle_slot_is_found_without_a_wait() {
+    on_mesh(4, WriteLimits::new(1, Duration::ZERO), async |store| {
+        for n in 0..60u64 {
+            let outcome = store.put(put(&Bytes::copy_from_slice(&n.to_le_bytes()))).await;
+            assert_eq!(outcome, Ok(PutOutcome::Stored), "{n}");
+        }
+        let large = SplitMix64(1).noise(2 * FRAME_LEN);
+        let Ok(Opened::Ready(upload)) = store.open_upload(key(digest_of(&large)), 0).await else { panic!("new") };
+        for n in 60..100u64 {
+            let outcome = store.put(put(&Bytes::copy_from_slice(&n.to_le_bytes()))).await;
+            assert_eq!(outcome, Err(StoreError::Shed { slots: 1, wait_ms: 0 }), "{n}");
+        }
+        drop(upload);
+    });
+}
+
+/// Goal: who waits on another core and goes away leaves its queue, so that the slot goes to somebody who is there. Method:
+/// an upload has the one slot of its core; a write of another core waits and is dropped; the next one gets it.
+#[test]
+fn a_wait_on_another_core_ends_with_its_client() {
+    on_mesh(2, WriteLimits::new(1, Duration::from_secs(60)), async |store| {
+        let large = SplitMix64(1).noise(2 * FRAME_LEN);
+        let Ok(Opened::Ready(upload)) = store.open_upload(key(digest_of(&large)), 0).await else { panic!("new") };
+        for n in 0..50u64 {
+            let given_up = put(&Bytes::copy_from_slice(&n.to_le_bytes()));
+            let outcome = rt::time::timeout(Duration::from_millis(2), store.put(given_up)).await;
+            assert_eq!(outcome, Err(rt::time::Elapsed));
+        }
+        drop(upload);
+        let last = put(&Bytes::from_static(b"last"));
+        assert_eq!(store.put(last).await, Ok(PutOutcome::Stored));
+    });
+}
+
+/// Goal: a blob that is present, and part of an action's result, need no slot; an interrupted upload holds none; one that
+/// is resumed takes one, and is kept when it gets none. Method: one slot, no wait, step by step.
+#[test]
+fn only_writes_in_flight_hold_slots() {
+    block_on(async {
+        let worker = narrow(Duration::ZERO);
+        let (small, large) = (Bytes::from_static(b"small"), SplitMix64(1).noise(2 * FRAME_LEN));
+        assert_eq!(worker.put(put(&small)).await, Ok(PutOutcome::Stored));
+        let key = key(digest_of(&large));
+        let Ok(Opened::Ready(mut upload)) = worker.open_upload(key.clone(), 0).await else { panic!("new") };
+        upload.write(vec![large.slice(..FRAME_LEN)]).await.expect("consumed");
+        assert_eq!(worker.put(put(&small)).await, Ok(PutOutcome::AlreadyPresent));
+        let other = Bytes::from_static(b"other");
+        let shed = StoreError::Shed { slots: 1, wait_ms: 0 };
+        assert_eq!(worker.put(put(&other)).await, Err(shed.clone()));
+        assert_eq!(worker.put(Put { admitted: true, ..put(&other) }).await, Ok(PutOutcome::Stored));
+        assert_eq!(upload.suspend().await.expect("parked"), FRAME_LEN as u64);
+        assert_eq!(worker.stats().writes.in_flight, 0);
+
+        let third = key_of(b"third");
+        let Ok(Opened::Ready(holder)) = worker.open_upload(third, 0).await else { panic!("new") };
+        assert_eq!(worker.open_upload(key.clone(), FRAME_LEN as u64).await.err(), Some(shed));
+        assert_eq!((worker.stats().parked_uploads, worker.stats().writes.in_flight), (1, 1));
+        drop(holder);
+        while worker.stats().writes.in_flight > 0 {
+            rt::time::yield_once().await;
+        }
+        let resumed = worker.open_upload(key, FRAME_LEN as u64).await;
+        let Ok(Opened::Ready(mut upload)) = resumed else { panic!("it is still there") };
+        upload.write(vec![large.slice(FRAME_LEN..)]).await.expect("consumed");
+        assert_eq!(upload.finish().await, Ok(PutOutcome::Stored));
+        assert_eq!(worker.stats().writes.in_flight, 0);
+    });
+}
+
+fn key_of(data: &[u8]) -> UploadKey {
+    key(digest_of(data))
+}
+
+/// Goal: a client that comes back takes the upload and its slot from its own old stream. Method: one slot, no wait.
+#[test]
+fn a_client_takes_its_own_slot_over() {
+    block_on(async {
+        let worker = narrow(Duration::ZERO);
+        let large = SplitMix64(1).noise(2 * FRAME_LEN);
+        let key = key(digest_of(&large));
+        let Ok(Opened::Ready(mut old)) = worker.open_upload(key.clone(), 0).await else { panic!("new") };
+        old.write(vec![large.slice(..FRAME_LEN)]).await.expect("consumed");
+        let committed = worker.upload_status(&key).await.expect("known").committed;
+        let Ok(Opened::Ready(mut new)) = worker.open_upload(key, committed).await else { panic!("taken over") };
+        assert!(matches!(old.ended().await, UploadEnd::Failed(StoreError::TakenOver)));
+        new.write(vec![large.slice(committed as usize..)]).await.expect("consumed");
+        assert_eq!(new.finish().await, Ok(PutOutcome::Stored));
+    });
+}
+
+/// Goal: an upload that stands still gives its slot to one that waits, is told, and can be resumed; without contention it
+/// stands as long as it likes. Method: one slot; the clock says when the upload has been idle long enough.
+#[test]
+fn an_idle_upload_yields_its_slot() {
+    block_on(async {
+        let idle_time = Duration::from_millis(100);
+        let writes = WriteLimits { idle: idle_time, ..WriteLimits::new(1, Duration::from_secs(50)) };
+        let config = WorkerConfig { writes, ..super::worker_config(StorageMode::Zstd, 0) };
+        let worker = Worker::new(FakeDisk::default(), config);
+        let large = SplitMix64(1).noise(2 * FRAME_LEN);
+        let key = key(digest_of(&large));
+        let Ok(Opened::Ready(mut idle)) = worker.open_upload(key.clone(), 0).await else { panic!("new") };
+        idle.write(vec![large.slice(..FRAME_LEN)]).await.expect("consumed");
+        let small = Bytes::from_static(b"small");
+        let begun = rt::time::now();
+        assert_eq!(worker.put(put(&small)).await, Ok(PutOutcome::Stored));
+        assert!(begun.elapsed() + Duration::from_millis(20) >= idle_time, "not before its time");
+        let end = idle.ended().await;
+        assert!(matches!(end, UploadEnd::Failed(StoreError::Yielded)), "{end:?}");
+        let writes = worker.stats().writes;
+        assert_eq!((writes.in_flight, writes.yielded, worker.stats().parked_uploads), (0, 1, 1));
+        let Ok(Opened::Ready(mut resumed)) = worker.open_upload(key, FRAME_LEN as u64).await else { panic!("kept") };
+        resumed.write(vec![large.slice(FRAME_LEN..)]).await.expect("consumed");
+        assert_eq!(resumed.finish().await, Ok(PutOutcome::Stored));
+    });
+}
+
+/// Goal: a stop refuses who waits and waits for who writes. Method: one slot, held, and a write that waits.
+#[test]
+fn a_stop_refuses_who_waits() {
+    block_on(async {
+        let worker = narrow(Duration::from_secs(50));
+        let Ok(Opened::Ready(holder)) = worker.open_upload(key_of(b"holder"), 0).await else { panic!("new") };
+        let gate = rt::gate::Gate::default();
+        let waits = worker.clone();
+        gate.spawn(async move {
+            assert_eq!(waits.put(put(&Bytes::from_static(b"waits"))).await, Err(StoreError::Stopping));
+        });
+        while worker.stats().writes.waiting == 0 {
+            rt::time::yield_once().await;
+        }
+        let stops = worker.clone();
+        gate.spawn(async move { stops.stop().await });
+        rt::time::yield_once().await;
+        drop(holder);
+        gate.wait_empty().await;
+        assert_eq!(worker.stats().writes.in_flight, 0);
+    });
+}
