@@ -14,7 +14,7 @@ struct Segment {
     count: u32,
     /// Closed segments give out no chunks: they are being emptied.
     closed: bool,
-    /// Was full once: what is given back stays free until the segment has been through a reclaim. Why: the segment is old,
+    /// Was full once: what is given back stays free until a reclaim has made room in the segment. Why: the segment is old,
     /// and a blob that started in a hole of it would be evicted with its old neighbours, right after it was written.
     sealed: bool,
     /// Tags of the blobs whose first chunk is here. May name blobs that are gone.
@@ -104,11 +104,18 @@ impl Chunks {
         (self.taken(segment) == 0).then_some(segment)
     }
 
-    /// Gives out no more chunks of `segment`; or does again, because its age counts anew.
+    /// Gives out no more chunks of `segment`; or does again, unless it is sealed.
     pub fn close(&mut self, segment: u32, closed: bool) {
         if let Some(entry) = self.segments.get_mut(&segment) {
             entry.closed = closed;
-            entry.sealed = (entry.sealed && closed) || entry.count == self.per_segment;
+            refresh_open(&mut self.open, segment, entry, self.per_segment);
+        }
+    }
+
+    /// Gives out what is free in `segment`, because its age counts anew.
+    pub fn unseal(&mut self, segment: u32) {
+        if let Some(entry) = self.segments.get_mut(&segment) {
+            entry.sealed = entry.count == self.per_segment;
             refresh_open(&mut self.open, segment, entry, self.per_segment);
         }
     }
@@ -237,7 +244,7 @@ mod tests {
                     _ => {
                         let segment = 2 + want % 4;
                         chunks.close(segment, step == 4);
-                        if step == 4 { closed.insert(segment); } else { closed.remove(&segment); sealed.remove(&segment); }
+                        if step == 4 { closed.insert(segment); } else { chunks.unseal(segment); closed.remove(&segment); sealed.remove(&segment); }
                     }
                 }
                 sealed.extend((2..6).filter(|&segment| chunks.taken(segment) == PER_SEGMENT));

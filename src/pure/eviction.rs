@@ -1,50 +1,16 @@
-//! Which segments are free, who has the others, and what is evicted next: segments in the order of their leases (FIFO), with
-//! one second chance for each entry that was used meanwhile.
+//! Which segments are free, who has the others, and what is evicted next: the least recently used.
+//!
+//! Segments stand in a queue by the epoch since which nothing in them can go, and within an epoch by the age of their
+//! leases. The first is to be emptied: its owner evicts what was last used before the cutoff of the order, which is at
+//! most a little after that epoch, and either frees the segment or says in which epoch to look at it again. So what is
+//! evicted was used less recently than something in every other segment; and among things used at the same time, those
+//! that were written first go first.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::index::Word;
+use super::recency::{EPOCHS_PER_VOLUME, Epoch};
 use super::segment::Class;
 use super::shard_map::ShardId;
-
-/// What becomes of an entry when its log segment is reclaimed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
-    /// A later record has taken its place, or it was removed.
-    Gone,
-    /// Copied forward, mark cleared.
-    Keep,
-    Evict,
-}
-
-/// The fate of an entry whose record is at `location`, from what the index says now. A large blob's commit is always kept: the
-/// blob lives and dies with its chunks.
-pub fn log_fate(now: Option<Word>, location: u64, force: bool) -> Fate {
-    match now {
-        Some(word) if word.location() == location => {
-            if word.is_large() || (word.is_marked() && !force) {
-                Fate::Keep
-            } else {
-                Fate::Evict
-            }
-        }
-        _ => Fate::Gone,
-    }
-}
-
-/// The fate of a large blob when the chunk segment of its first chunk is reclaimed.
-pub fn blob_fate(now: Option<Word>, force: bool) -> Fate {
-    match now {
-        Some(word) if word.is_large() => {
-            if word.is_marked() && !force {
-                Fate::Keep
-            } else {
-                Fate::Evict
-            }
-        }
-        _ => Fate::Gone,
-    }
-}
 
 /// A segment given to a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +27,11 @@ pub struct Lease {
 pub struct Order {
     pub segment: u32,
     pub shard: ShardId,
-    /// Marks spare nothing.
+    /// The epoch now.
+    pub now: Epoch,
+    /// What was last used before this epoch may go.
+    pub cutoff: Epoch,
+    /// Nothing else could be freed: what cannot be copied forward is evicted, too.
     pub force: bool,
 }
 
@@ -70,8 +40,11 @@ pub struct Order {
 pub enum Outcome {
     /// Nothing of the segment is in use.
     Freed,
-    /// Something in it is still in use.
-    Kept,
+    /// What is left may go when what was last used in this epoch may. Some parts of `SEGMENT_PARTS` have been freed, and
+    /// the owner fills them again.
+    Kept { epoch: Epoch, freed_parts: u32 },
+    /// What is left cannot go, whatever its age, as long as something else holds it.
+    Pinned,
     /// The segment's disk region is bad: never to be leased again.
     Retired,
 }
@@ -84,37 +57,44 @@ pub struct Waiter {
     pub class: Class,
 }
 
+/// A leased segment's place in the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    epoch: Epoch,
+    /// Of the lease, as a rule: within an epoch the first written goes first.
+    number: u64,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Free,
-    Leased { shard: ShardId, order: u64 },
-    Reclaiming { shard: ShardId },
+    Leased { shard: ShardId, place: Place },
+    Reclaiming { shard: ShardId, place: Place },
     Retired,
 }
 
 /// The pool's state machine. It decides; the caller carries messages.
 ///
-/// Invariant: each segment is in exactly one state; `free` and `by_age` list the free and the leased ones.
+/// Invariant: each segment is in exactly one state; `free` and `queue` list the free and the leased ones.
 pub struct Pool {
     states: Vec<State>,
     free: VecDeque<u32>,
-    by_age: BTreeMap<u64, u32>,
+    queue: BTreeMap<Place, u32>,
     waiting: VecDeque<Waiter>,
-    /// The number of the next lease and the next place in the order of ages.
+    /// The next number of a lease, or of a place in the queue.
     next: u64,
+    /// Parts of segments that were given out up to now, as far as is known.
+    clock: u64,
     reclaiming: usize,
-    lap: Lap,
-}
-
-/// One round through all leased segments, oldest first.
-#[derive(Debug, Clone, Copy)]
-struct Lap {
-    /// Ages from here on belong to the next lap.
-    end: u64,
-    freed: bool,
+    /// Orders that ended with `Pinned` since one freed its segment.
+    in_vain: usize,
+    /// Orders are forced: every leased segment has been tried in vain.
     force: bool,
-    /// The last lap freed nothing although it was forced (or nobody waits): wait for news.
+    /// Nothing can be freed, and nobody waits: until there is news.
     idle: bool,
+    /// Somebody has asked for a segment. Why: before that nothing is reclaimed ahead of need, so that opening a full cache
+    /// evicts nothing.
+    asked: bool,
 }
 
 /// More than the leases that a crash can have left without a header, and so without a trace: their numbers are skipped.
@@ -131,27 +111,58 @@ pub enum Step {
     Refuse(Waiter),
 }
 
+/// In how many parts a segment is counted.
+pub const SEGMENT_PARTS: u32 = 1024;
+
+/// Parts of segments that are given out in an epoch.
+fn epoch_len(segments: u32) -> u64 {
+    (u64::from(segments) * u64::from(SEGMENT_PARTS) / EPOCHS_PER_VOLUME).max(1)
+}
+
+fn epoch_at(clock: u64, segments: u32) -> Epoch {
+    Epoch(Epoch::FIRST.0 + clock / epoch_len(segments))
+}
+
+/// The segments that are leased at start-up, oldest first, with the epochs of their leases; then the epoch now.
+pub fn epochs_at_start(segments: u32, leased: impl IntoIterator<Item = Lease>) -> (Vec<(Lease, Epoch)>, Epoch) {
+    let mut leased: Vec<Lease> = leased.into_iter().collect();
+    leased.sort_unstable_by_key(|lease| lease.generation);
+    let epoch = |leases: u64| epoch_at(leases * u64::from(SEGMENT_PARTS), segments);
+    let now = epoch(leased.len() as u64);
+    (leased.into_iter().zip(0..).map(|(lease, before)| (lease, epoch(before))).collect(), now)
+}
+
 impl Pool {
     /// A pool of `segments`, of which `leased` (with their generations) are in use.
     pub fn new(segments: u32, leased: impl IntoIterator<Item = Lease>) -> Self {
         let mut pool = Self {
             states: vec![State::Free; segments as usize],
             free: VecDeque::new(),
-            by_age: BTreeMap::new(),
+            queue: BTreeMap::new(),
             waiting: VecDeque::new(),
             next: 1,
+            clock: 0,
             reclaiming: 0,
-            lap: Lap { end: 0, freed: false, force: false, idle: false },
+            in_vain: 0,
+            force: false,
+            idle: false,
+            asked: false,
         };
-        let mut leased: Vec<Lease> = leased.into_iter().collect();
-        leased.sort_unstable_by_key(|lease| lease.generation);
-        for (age, lease) in (1..).zip(&leased) {
-            pool.states[lease.segment as usize] = State::Leased { shard: lease.shard, order: age };
-            pool.by_age.insert(age, lease.segment);
-            pool.next = pool.next.max(lease.generation + LOST_LEASES_MAX).max(age + 1);
+        let (leased, _) = epochs_at_start(segments, leased);
+        for (lease, epoch) in leased {
+            let place = Place { epoch, number: lease.generation };
+            pool.states[lease.segment as usize] = State::Leased { shard: lease.shard, place };
+            pool.queue.insert(place, lease.segment);
+            pool.next = lease.generation + LOST_LEASES_MAX;
+            pool.clock += u64::from(SEGMENT_PARTS);
         }
         pool.free.extend((0..segments).filter(|&segment| pool.states[segment as usize] == State::Free));
         pool
+    }
+
+    /// The epoch now.
+    pub fn epoch(&self) -> Epoch {
+        epoch_at(self.clock, self.states.len() as u32)
     }
 
     /// Free segments that only reclaim may lease, so that it can always copy forward.
@@ -167,7 +178,13 @@ impl Pool {
     /// Asks for a segment; `next_step` grants or refuses it.
     pub fn ask(&mut self, waiter: Waiter) {
         self.waiting.push_back(waiter);
-        self.lap.idle = false;
+        self.idle = false;
+        self.asked = true;
+    }
+
+    /// Who asked as `id` has found room elsewhere.
+    pub fn withdraw(&mut self, id: u64) {
+        self.waiting.retain(|waiter| waiter.id != id);
     }
 
     /// A segment for a reclaim that copies forward, at once or never: a reclaim must not wait for another.
@@ -177,32 +194,43 @@ impl Pool {
 
     /// An order has ended.
     pub fn reclaimed(&mut self, segment: u32, outcome: Outcome) {
-        let State::Reclaiming { shard } = self.states[segment as usize] else { return };
+        let State::Reclaiming { shard, place } = self.states[segment as usize] else { return };
         self.reclaiming -= 1;
+        let now = self.epoch();
         match outcome {
             Outcome::Freed => self.put_free(segment),
-            Outcome::Kept => {
-                self.states[segment as usize] = State::Leased { shard, order: self.next };
-                self.by_age.insert(self.next, segment);
-                self.next += 1;
-            }
             Outcome::Retired => self.states[segment as usize] = State::Retired,
+            // Why only later epochs: so each segment is looked at once in an epoch at most, and orders come to an end.
+            Outcome::Kept { epoch, freed_parts } if epoch.min(now) > place.epoch => {
+                let mut number = place.number;
+                if freed_parts > 0 {
+                    self.clock += u64::from(freed_parts.min(SEGMENT_PARTS));
+                    // What fills the gaps is as new as what a new lease gets.
+                    number = self.take_number();
+                }
+                self.enqueue(segment, shard, Place { epoch: epoch.min(now), number });
+            }
+            Outcome::Kept { .. } | Outcome::Pinned => {
+                self.in_vain += 1;
+                let number = self.take_number();
+                self.enqueue(segment, shard, Place { epoch: now, number });
+            }
         }
     }
 
     /// A shard gives a segment back, or gives it up, on its own account.
     pub fn returned(&mut self, segment: u32, outcome: Outcome) {
-        let State::Leased { order, .. } = self.states[segment as usize] else { return };
+        let State::Leased { place, .. } = self.states[segment as usize] else { return };
         match outcome {
             Outcome::Freed => {
-                self.by_age.remove(&order);
+                self.queue.remove(&place);
                 self.put_free(segment);
             }
             Outcome::Retired => {
-                self.by_age.remove(&order);
+                self.queue.remove(&place);
                 self.states[segment as usize] = State::Retired;
             }
-            Outcome::Kept => {}
+            Outcome::Kept { .. } | Outcome::Pinned => {}
         }
     }
 
@@ -215,9 +243,8 @@ impl Pool {
             let lease = self.lease(waiter.shard, waiter.class)?;
             return Some(Step::Grant(waiter, lease));
         }
-        if self.free.len() + self.reclaiming >= self.reserve() + self.headroom() + self.waiting.len().min(RECLAIMS_MAX)
-            || self.reclaiming >= self.reserve()
-            || self.lap.idle
+        let wanted = self.reserve() + self.headroom() + self.waiting.len().min(RECLAIMS_MAX);
+        if !self.asked || self.free.len() + self.reclaiming >= wanted || self.reclaiming >= self.reserve() || self.idle
         {
             return None;
         }
@@ -225,37 +252,28 @@ impl Pool {
     }
 
     fn next_order(&mut self) -> Option<Step> {
-        loop {
-            let oldest = self.by_age.first_key_value().map(|(&age, &segment)| (age, segment));
-            if let Some((age, segment)) = oldest
-                && age < self.lap.end
-            {
-                self.by_age.remove(&age);
-                let State::Leased { shard, .. } = self.states[segment as usize] else {
-                    unreachable!("by_age lists leased segments only")
-                };
-                self.states[segment as usize] = State::Reclaiming { shard };
-                self.reclaiming += 1;
-                return Some(Step::Reclaim(Order { segment, shard, force: self.lap.force }));
-            }
-            // The lap is over once its last orders have ended.
+        if self.in_vain >= self.queue.len() {
+            // An order that still runs may free something.
             if self.reclaiming > 0 {
                 return None;
             }
-            let was = self.lap;
-            let force = !was.freed && was.end > 0;
-            if was.force && !was.freed || oldest.is_none() {
-                self.lap = Lap { end: 0, freed: false, force: false, idle: true };
+            let tried = std::mem::replace(&mut self.in_vain, 0) > 0;
+            self.force = tried && !self.force && !self.waiting.is_empty();
+            if !self.force {
                 let refused = self.pick_refused();
-                self.lap.idle = refused.is_none() || self.waiting.is_empty();
+                self.idle = self.waiting.is_empty();
                 return refused.map(Step::Refuse);
             }
-            if force && self.waiting.is_empty() {
-                self.lap = Lap { end: 0, freed: false, force: false, idle: true };
-                return None;
-            }
-            self.lap = Lap { end: self.next, freed: false, force, idle: false };
         }
+        let (place, segment) = self.queue.pop_first()?;
+        let State::Leased { shard, .. } = self.states[segment as usize] else {
+            unreachable!("the queue lists leased segments only")
+        };
+        self.states[segment as usize] = State::Reclaiming { shard, place };
+        self.reclaiming += 1;
+        let others = self.queue.first_key_value().map_or(place.epoch, |(place, _)| place.epoch);
+        let cutoff = if self.force { Epoch(u64::MAX) } else { others.max(place.epoch.next()) };
+        Some(Step::Reclaim(Order { segment, shard, now: self.epoch(), cutoff, force: self.force }))
     }
 
     /// Who is told that there is nothing: the last to ask, and rather a large blob, whose end gives space back.
@@ -266,18 +284,28 @@ impl Pool {
 
     fn lease(&mut self, shard: ShardId, class: Class) -> Option<Lease> {
         let segment = self.free.pop_front()?;
-        let generation = self.next;
-        self.next += 1;
-        self.states[segment as usize] = State::Leased { shard, order: generation };
-        self.by_age.insert(generation, segment);
+        let generation = self.take_number();
+        self.enqueue(segment, shard, Place { epoch: self.epoch(), number: generation });
+        self.clock += u64::from(SEGMENT_PARTS);
         Some(Lease { segment, shard, class, generation })
+    }
+
+    fn take_number(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    fn enqueue(&mut self, segment: u32, shard: ShardId, place: Place) {
+        self.states[segment as usize] = State::Leased { shard, place };
+        self.queue.insert(place, segment);
     }
 
     fn put_free(&mut self, segment: u32) {
         self.states[segment as usize] = State::Free;
         self.free.push_back(segment);
-        self.lap.freed = true;
-        self.lap.idle = false;
+        self.in_vain = 0;
+        self.force = false;
+        self.idle = false;
     }
 }
 
@@ -297,14 +325,14 @@ mod tests {
             for (segment, state) in (0..).zip(&self.states) {
                 assert_eq!(free.contains(&segment), *state == State::Free);
                 match state {
-                    State::Leased { order, .. } => assert_eq!(self.by_age.get(order), Some(&segment)),
+                    State::Leased { place, .. } => assert_eq!(self.queue.get(place), Some(&segment)),
                     State::Reclaiming { .. } => reclaiming += 1,
                     State::Free | State::Retired => {}
                 }
             }
             assert_eq!(reclaiming, self.reclaiming);
             let leased = self.states.iter().filter(|state| matches!(state, State::Leased { .. })).count();
-            assert_eq!(leased, self.by_age.len());
+            assert_eq!(leased, self.queue.len());
         }
     }
 
@@ -317,7 +345,7 @@ mod tests {
 
         /// Goal: no segment has two holders, generations only grow, every request is answered in bounded steps, and one is
         /// refused only after a forced lap in which nothing could be freed. Method: random askers and a world in which a random
-        /// set of segments is pinned, another is used once; the invariant is checked after each step.
+        /// set of segments is pinned, others are in use now and then; the invariant is checked after each step.
         #[test]
         fn every_request_is_answered(segments in 4u32..60, pinned in proptest::collection::vec(any::<bool>(), 60), asks in 1u64..150, used in any::<u64>()) {
             let mut pool = Pool::new(segments, []);
@@ -331,7 +359,7 @@ mod tests {
                 let mut freed_since_force = false;
                 while let Some(step) = pool.next_step() {
                     steps += 1;
-                    prop_assert!(steps < 10 * segments + 20, "no end");
+                    prop_assert!(steps < 20 * segments + 20, "no end");
                     match step {
                         Step::Grant(_, lease) => {
                             prop_assert!(held.insert(lease.segment), "leased twice");
@@ -347,7 +375,11 @@ mod tests {
                         Step::Reclaim(order) => {
                             let spare = spared & 1 == 1 && !order.force;
                             spared = spared.rotate_right(1);
-                            let outcome = if pinned[order.segment as usize] || spare { Outcome::Kept } else { Outcome::Freed };
+                            let outcome = match pinned[order.segment as usize] {
+                                true => Outcome::Pinned,
+                                false if spare => Outcome::Kept { epoch: order.cutoff, freed_parts: 0 },
+                                false => Outcome::Freed,
+                            };
                             if outcome == Outcome::Freed {
                                 freed_since_force = true;
                                 held.remove(&order.segment);
@@ -395,7 +427,7 @@ mod tests {
         let mut refused = Vec::new();
         while let Some(step) = pool.next_step() {
             match step {
-                Step::Reclaim(order) => pool.reclaimed(order.segment, Outcome::Kept),
+                Step::Reclaim(order) => pool.reclaimed(order.segment, Outcome::Pinned),
                 Step::Refuse(waiter) => {
                     refused.push(waiter.id);
                     if refused.len() == 1 {

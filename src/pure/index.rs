@@ -5,6 +5,7 @@
 //! place, and a fill of up to 7/8 costs short scans only.
 
 use super::digest::Hash;
+use super::recency::{Epoch, STAMP_BITS};
 use super::record::{HEADER_LEN, Key, Kind, RECORD_ALIGN};
 use twox_hash::xxhash3_64::Hasher;
 
@@ -14,17 +15,20 @@ use twox_hash::xxhash3_64::Hasher;
 /// |---|---|
 /// | 0..40 | place of the record, in units of 64 bytes from the start of the volume; never 0 |
 /// | 40 | 1: the record commits a large blob |
-/// | 41 | in memory: used since it was written or last spared by eviction; in a footer: the record is a tomb |
-/// | 42..64 | CAS: 18 bits of the key's size, then 4 bits: the record's length in sixteenths of its bound. Actions: the record's length in units of 64 bytes |
+/// | 41..46 | in memory: the stamp of the epoch of the last use. In a footer: bit 41 says that the record is a tomb |
+/// | 46..64 | CAS: 14 bits of the key's size, then 4 bits: the record's length in sixteenths of its bound. Actions: the record's length in units of 64 bytes |
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Word(u64);
 
 const LOCATION_BITS: u32 = 40;
 const LOCATION_MASK: u64 = (1 << LOCATION_BITS) - 1;
 const LARGE: u64 = 1 << 40;
-const MARK: u64 = 1 << 41;
-const CHECK_SHIFT: u32 = 42;
-const CHECK_MASK: u64 = (1 << 22) - 1;
+const TOMB: u64 = 1 << 41;
+const STAMP_SHIFT: u32 = 41;
+const STAMP_MASK: u64 = ((1 << STAMP_BITS) - 1) << STAMP_SHIFT;
+const CHECK_SHIFT: u32 = STAMP_SHIFT + STAMP_BITS;
+const CHECK_BITS: u32 = 64 - CHECK_SHIFT;
+const CHECK_MASK: u64 = (1 << CHECK_BITS) - 1;
 /// Low bits of a CAS check that carry the length class.
 const CLASS_BITS: u32 = 4;
 
@@ -33,9 +37,9 @@ fn record_len_bound(size: u64) -> u64 {
     HEADER_LEN as u64 + size.saturating_add(size / 16).saturating_add(64)
 }
 
-/// 18 bits of `size`, spread so that neighbouring sizes differ.
+/// 14 bits of `size`, spread so that neighbouring sizes differ.
 fn size_check(size: u64) -> u64 {
-    size.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - (22 - CLASS_BITS))
+    size.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - (CHECK_BITS - CLASS_BITS))
 }
 
 impl Word {
@@ -73,7 +77,7 @@ impl Word {
 
     /// A footer's word for a tomb at `location`.
     pub fn tomb(location: u64) -> Self {
-        Self::assemble(location, MARK, 0)
+        Self::assemble(location, TOMB, 0)
     }
 
     fn assemble(location: u64, flags: u64, check: u64) -> Self {
@@ -99,19 +103,19 @@ impl Word {
         self.0 & LARGE != 0
     }
 
-    /// In memory: used. In a footer: a tomb.
-    pub fn is_marked(self) -> bool {
-        self.0 & MARK != 0
+    /// Of a footer's word: it stands for a tomb.
+    pub fn is_tomb(self) -> bool {
+        self.0 & TOMB != 0
     }
 
-    pub fn marked(self, mark: bool) -> Self {
-        Self(if mark { self.0 | MARK } else { self.0 & !MARK })
+    /// The epoch of the last use, seen in epoch `now`. Only of words in the index.
+    pub fn used(self, now: Epoch) -> Epoch {
+        now.of_stamp(((self.0 & STAMP_MASK) >> STAMP_SHIFT) as u8)
     }
 
-    /// The same record, moved to `location`.
-    pub fn moved(self, location: u64) -> Self {
-        assert!(location != 0 && location <= LOCATION_MASK, "location {location} is outside the volume");
-        Self(self.0 & !LOCATION_MASK | location)
+    /// The same record, last used in `epoch`.
+    pub fn used_in(self, epoch: Epoch) -> Self {
+        Self(self.0 & !STAMP_MASK | u64::from(epoch.stamp()) << STAMP_SHIFT)
     }
 
     /// False when `key` has another size than the one that was stored (actions: always true).
@@ -193,13 +197,21 @@ impl Index {
         self.find(tag).ok().map(|at| Word(self.slots[at].word))
     }
 
-    /// Marks `tag` as used.
-    pub fn mark(&mut self, tag: u64) {
-        if let Ok(at) = self.find(tag)
-            && self.slots[at].word & MARK == 0
-        {
-            self.slots[at].word |= MARK;
+    /// Notes that `tag` was last used in `epoch`.
+    pub fn touch(&mut self, tag: u64, epoch: Epoch) {
+        if let Ok(at) = self.find(tag) {
+            let (now, then) = (self.slots[at].word, Word(self.slots[at].word).used_in(epoch).0);
+            // Why the test: most are touched many times in an epoch, and a write makes a cache line dirty.
+            if now != then {
+                self.slots[at].word = then;
+            }
         }
+    }
+
+    /// Notes when each entry was last used, in tag order.
+    pub fn touch_all(&mut self, epochs: impl IntoIterator<Item = Epoch>) {
+        let occupied = self.slots.iter_mut().filter(|slot| slot.word != 0);
+        occupied.zip(epochs).for_each(|(slot, epoch)| slot.word = Word(slot.word).used_in(epoch).0);
     }
 
     /// Puts `word` in place of what `tag` had, and returns that.
@@ -388,13 +400,14 @@ mod tests {
             let len = HEADER_LEN as u64 + size * part / 100;
             let word = Word::small(location, &cas, len).expect("fits");
             prop_assert!(word.read_len(&cas) >= len && word.read_len(&cas) <= len + record_len_bound(size) / 16 + 1);
-            prop_assert!(word.fits(&cas) && word.location() == location && !word.is_large() && !word.is_marked());
+            prop_assert!(word.fits(&cas) && word.location() == location && !word.is_large() && !word.is_tomb());
             let (longer, shorter) = (Key { size: size + 1, ..cas }, Key { size: size - 1, ..cas });
             prop_assert!(!word.fits(&longer) && !Word::large(location, &cas).fits(&shorter));
             let action = Key { kind: Kind::Action, ..cas };
-            let word = Word::small(location, &action, len).expect("fits").marked(true).moved(9);
+            let word = Word::small(location, &action, len).expect("fits").used_in(Epoch(39));
             let any_size = Key { size: 0, ..action };
-            prop_assert!(word.read_len(&action) >= len && word.fits(&any_size) && word.location() == 9);
+            prop_assert!(word.read_len(&action) >= len && word.fits(&any_size) && word.location() == location);
+            prop_assert_eq!(word.used(Epoch(40)), Epoch(39));
         }
     }
 

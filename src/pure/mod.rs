@@ -8,11 +8,14 @@ pub mod digest;
 pub mod directory;
 pub mod encoding;
 pub mod eviction;
+#[cfg(test)]
+mod eviction_tests;
 pub mod find_missing;
 pub mod grpc_frame;
 pub mod index;
 pub mod parking;
 pub mod protobuf;
+pub mod recency;
 pub mod record;
 pub mod resource_name;
 pub mod segment;

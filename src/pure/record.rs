@@ -5,7 +5,7 @@
 //! | offset | bytes | content |
 //! |---|---|---|
 //! | 0 | 4 | magic |
-//! | 4 | 1 | record kind: 1 small, 2 large commit, 3 tomb |
+//! | 4 | 1 | record kind: 1 small, 2 large commit, 3 tomb, 4 ages |
 //! | 5 | 1 | key space: 1 CAS, 2 action |
 //! | 6 | 1 | codec: 0 raw, 1 zstd |
 //! | 7 | 1 | flags: bit 0: a large commit that carries one value cut into pieces |
@@ -59,6 +59,8 @@ pub enum RecordKind {
     Large,
     /// Removes its key.
     Tomb,
+    /// Says how long ago each entry of the shard was used (`recency::Ages`), when it is the last in the log.
+    Ages,
 }
 
 /// Bytes of a record's header.
@@ -139,6 +141,7 @@ impl Header {
             RecordKind::Small => 1,
             RecordKind::Large => 2,
             RecordKind::Tomb => 3,
+            RecordKind::Ages => 4,
         };
         out[5] = match self.key.kind {
             Kind::Cas => 1,
@@ -173,6 +176,7 @@ impl Header {
             1 => RecordKind::Small,
             2 => RecordKind::Large,
             3 => RecordKind::Tomb,
+            4 => RecordKind::Ages,
             _ => return None,
         };
         let space = match bytes[5] {
@@ -316,9 +320,9 @@ mod tests {
     use super::*;
 
     fn header() -> impl Strategy<Value = Header> {
-        (0..3usize, any::<bool>(), any::<bool>(), any::<[u8; 32]>(), any::<(u64, u64, u32, u64)>()).prop_map(
+        (0..4usize, any::<bool>(), any::<bool>(), any::<[u8; 32]>(), any::<(u64, u64, u32, u64)>()).prop_map(
             |(kind, action, zstd, hash, (size, raw_len, stored_len, payload_sum))| Header {
-                kind: [RecordKind::Small, RecordKind::Large, RecordKind::Tomb][kind],
+                kind: [RecordKind::Small, RecordKind::Large, RecordKind::Tomb, RecordKind::Ages][kind],
                 key: Key { kind: if action { Kind::Action } else { Kind::Cas }, hash: Hash(hash), size },
                 codec: if zstd { Codec::Zstd } else { Codec::Raw },
                 pieces: action && kind == 1,

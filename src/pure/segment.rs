@@ -4,7 +4,7 @@
 //! log segment:    header (2 copies, a block each) | records ... | free | footer, up to the segment's end
 //! chunk segment:  header (2 copies, a block each) | chunks ...
 //! ```
-//! Blocks are `DISK_ALIGN` bytes. All numbers are little-endian; own format, version 1.
+//! Blocks are `DISK_ALIGN` bytes. All numbers are little-endian; own format, version 2.
 
 use super::index::Word;
 use super::record::{Checksums, Place, RUN_LEN, Run, get_run, put_run, u32_at, u64_at};
@@ -131,7 +131,7 @@ fn copy_place(layout: Layout, segment: u32, copy: u8) -> Place {
     Place { position: layout.position(segment, u32::from(copy) * DISK_ALIGN as u32), generation: 0 }
 }
 
-/// One record of a log segment, as the footer lists it: the index tag and word. A marked word is a tomb.
+/// One record of a log segment, as the footer lists it: the index tag and word, which may be a tomb's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FooterEntry {
     pub tag: u64,

@@ -1,7 +1,7 @@
 //! The superblock: what a cache directory was made with. Two copies, written in turn; the valid one with the higher counter
 //! holds.
 //!
-//! A copy is one block of `DISK_ALIGN` bytes. Own format, version 1, little-endian:
+//! A copy is one block of `DISK_ALIGN` bytes. Own format, version 2, little-endian:
 //!
 //! | offset | bytes | content |
 //! |---|---|---|
@@ -21,7 +21,7 @@ use crate::limits::DISK_ALIGN;
 use twox_hash::xxhash3_64::Hasher;
 
 /// The format that this program writes and reads.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"ringcas\n";
 const LEN: usize = 64;
 
@@ -132,7 +132,7 @@ pub mod tests {
             bad[at] ^= 4;
             assert_eq!(decode(&bad), Err(Unreadable::Damaged), "byte {at}");
         }
-        assert_eq!(decode(&with_version(&bytes, 2)), Err(Unreadable::OtherVersion(2)));
+        assert_eq!(decode(&with_version(&bytes, VERSION + 1)), Err(Unreadable::OtherVersion(VERSION + 1)));
         assert_eq!(decode(b""), Err(Unreadable::Damaged));
     }
 }

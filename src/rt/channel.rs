@@ -76,6 +76,11 @@ impl<T> ReplyTo<T> {
         self.0.cancellation().await;
     }
 
+    /// Answers, or gives the answer back when the requester has gone away.
+    pub fn offer(self, answer: T) -> Result<(), T> {
+        self.0.send(answer)
+    }
+
     /// True once the requester has gone away.
     pub fn is_abandoned(&self) -> bool {
         self.0.is_canceled()
@@ -88,5 +93,17 @@ impl<T> Reply<T> {
         // The answer is due: a core that waits for another must not oversleep it.
         let _busy = super::busy();
         self.0.await.map_err(|_| Closed)
+    }
+
+    /// The same for who may withdraw before the answer comes. Not to be called again after it has.
+    pub async fn ready(&mut self) -> Result<T, Closed> {
+        let _busy = super::busy();
+        (&mut self.0).await.map_err(|_| Closed)
+    }
+
+    /// Goes away; the answer, if it was on its way already.
+    pub fn withdraw(mut self) -> Option<T> {
+        self.0.close();
+        self.0.try_recv().ok().flatten()
     }
 }

@@ -11,12 +11,14 @@ use super::large::Closing;
 pub use super::large::{FrameInfo, LargeBlob, LargeWriter};
 use super::log::{AppendError, Log, Record, Ticket, Urgency, Whereabouts};
 use super::pool::PoolPort;
+use super::recover::AGES_TAG;
 use crate::limits::{DISK_ALIGN, FRAME_LEN, SMALL_BLOB_LEN_MAX};
 use crate::metrics::Snapshot;
 use crate::pure::digest::Hash;
 use crate::pure::index::Word;
+use crate::pure::recency::Ages;
 pub use crate::pure::record::{Codec, Key, Kind};
-use crate::pure::record::{Commit, HEADER_LEN, Header, Place, RECORD_ALIGN, RecordKind};
+use crate::pure::record::{Commit, HEADER_LEN, Header, Place, RECORD_ALIGN, RecordKind, log_len};
 use crate::rt::file::ReadBuf;
 use crate::rt::gate::Gate;
 
@@ -123,7 +125,7 @@ impl Disk {
         let Some((shard, tag)) = self.0.locate(key) else { return false };
         shard.state.with(|state| {
             state.index.get(tag).is_some_and(|word| word.fits(key)) && {
-                state.index.mark(tag);
+                state.index.touch(tag, self.0.epoch.get());
                 true
             }
         })
@@ -137,7 +139,7 @@ impl Disk {
         for _ in 0..MOVES_MAX {
             let found = shard.state.with(|state| {
                 let word = state.index.get(tag).filter(|word| word.fits(key))?;
-                state.index.mark(tag);
+                state.index.touch(tag, self.0.epoch.get());
                 let large = if word.is_large() { state.large.get(&tag) } else { None };
                 Some((
                     word,
@@ -327,6 +329,7 @@ impl Disk {
                 shard.wait_ready().await;
                 core.flush_shard(&shard);
                 core.settle(&shard).await;
+                core.append_ages(&shard).await;
                 core.checkpoint(&shard).await;
                 core.settle(&shard).await;
             });
@@ -437,6 +440,32 @@ impl Core {
                 held.iter().for_each(|held| held.release_after(&ticket));
             }
         });
+    }
+
+    /// Appends how long ago each entry was used. Why only at the end: the record counts as long as it is the log's last.
+    async fn append_ages(self: &Rc<Self>, shard: &Rc<Shard>) {
+        let now = self.epoch.get();
+        let ages = shard.state.with(|state| {
+            let entries = state.index.iter().map(|(tag, word)| (tag, word.used(now)));
+            (!state.index.is_empty()).then(|| Ages::encode(&self.sums, entries, now))
+        });
+        let Some(ages) = ages else { return };
+        let payload = ages.bytes();
+        if log_len(payload.len()) > Log::record_len_max(self.layout) {
+            return;
+        }
+        let header = Header {
+            kind: RecordKind::Ages,
+            key: Key { kind: Kind::Cas, hash: Hash([0; 32]), size: 0 },
+            codec: Codec::Raw,
+            pieces: false,
+            raw_len: payload.len() as u64,
+            stored_len: payload.len() as u32,
+            payload_sum: self.sums.payload(payload),
+        };
+        let record = Record { header, tag: AGES_TAG, payload: &[payload], large: None };
+        // Without room, or with writes that fail, the next start takes the age of each record for that of its use.
+        let _ = self.append_record(shard, Urgency::Reclaim, &record, |_| true, |_, _, _| {}).await;
     }
 
     /// Appends a record that removes `tag`. It carries the tag in the place of the hash.

@@ -14,6 +14,7 @@ use super::pool::{PoolPort, ToPool};
 use crate::pure::chunks::Chunks;
 use crate::pure::eviction::{Lease, Outcome};
 use crate::pure::index::{Index, Word, tag};
+use crate::pure::recency::Epoch;
 use crate::pure::record::{Checksums, Key, RECORD_ALIGN, Run};
 use crate::pure::segment::{Class, Layout};
 use crate::pure::shard_map::{CoreId, ShardId, ShardMap};
@@ -54,6 +55,8 @@ pub(super) struct Core {
     /// By shard; `None` for those of other cores.
     shards: Vec<Option<Rc<Shard>>>,
     pool: Sender<ToPool>,
+    /// The epoch now, as far as the pool has told.
+    pub(super) epoch: Cell<Epoch>,
     gate: Gate,
     /// Reclaims that are under way.
     pub(super) reclaims: Gate,
@@ -144,6 +147,24 @@ pub(super) struct Held {
     until: RefCell<Option<Ticket>>,
 }
 
+/// What the index and the table of large blobs had of an entry.
+pub(super) type Forgotten = (Word, Option<Rc<Held>>);
+
+/// How a request for a segment ended.
+pub(super) enum Leased {
+    Lease(Lease),
+    /// The pool has none and can free none.
+    Refused,
+    /// There is room without one.
+    Enough,
+}
+
+impl From<Option<Lease>> for Leased {
+    fn from(lease: Option<Lease>) -> Self {
+        lease.map_or(Self::Refused, Self::Lease)
+    }
+}
+
 pub(super) struct Grave {
     shard: ShardId,
     runs: Vec<Run>,
@@ -192,7 +213,7 @@ impl ShardState {
     /// Takes `tag` out of the index. The chunks of a large blob are released with what is returned: drop it outside of the
     /// state's borrow.
     #[must_use]
-    pub(super) fn forget(&mut self, tag: u64) -> Option<(Word, Option<Rc<Held>>)> {
+    pub(super) fn forget(&mut self, tag: u64) -> Option<Forgotten> {
         let word = self.index.remove(tag)?;
         let held = if word.is_large() { self.large.remove(&tag).map(|large| large.held) } else { None };
         Some((word, held))
@@ -255,6 +276,7 @@ impl Core {
             files,
             shards,
             pool: port.requests,
+            epoch: Cell::new(port.epoch),
             gate: Gate::default(),
             reclaims: Gate::default(),
             stopping: Cell::default(),
@@ -272,8 +294,8 @@ impl Core {
         rt::spawn(flush_loop(Rc::downgrade(&core), core.wake_flusher.clone()));
         rt::spawn(sync_loop(Rc::downgrade(&core), core.syncs.wake.clone()));
         rt::spawn(grave_loop(Rc::downgrade(&core), core.wake_gravedigger.clone()));
-        rt::spawn(super::reclaim::order_loop(Rc::downgrade(&core), port.orders));
-        core.start_recovery();
+        rt::spawn(super::reclaim::order_loop(Rc::downgrade(&core), port.messages));
+        core.start_recovery(port.leased_in);
         Ok(core)
     }
 
@@ -359,6 +381,24 @@ impl Core {
         let (to, answer) = reply();
         self.pool.clone().send(ToPool::Ask { shard, class, reply: to }).await.ok()?;
         answer.recv().await.ok()?
+    }
+
+    /// The same, until `enough` holds, which is asked whenever something changes in the shard.
+    pub(super) async fn lease_unless(&self, shard: &Shard, class: Class, enough: impl Fn() -> bool) -> Leased {
+        let (to, mut answer) = reply();
+        if self.pool.clone().send(ToPool::Ask { shard: shard.id, class, reply: to }).await.is_err() {
+            return Leased::Refused;
+        }
+        loop {
+            let changed = shard.changed.wait();
+            if enough() {
+                return answer.withdraw().map_or(Leased::Enough, Leased::from);
+            }
+            match rt::time::race(answer.ready(), changed).await {
+                rt::time::Either::Left(lease) => return Leased::from(lease.ok().flatten()),
+                rt::time::Either::Right(()) => {}
+            }
+        }
     }
 
     /// A segment from the reserve, at once or not at all.

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use bytes::{Bytes, BytesMut};
 
 use super::disk::{DiskError, Key};
-use super::engine::{Core, Held, LargeRef, Shard, VERSION_SHIFT};
+use super::engine::{Core, Held, LargeRef, Leased, Shard, VERSION_SHIFT};
 use super::log::{Log, Record, Urgency};
 use crate::limits::{CHUNK_LEN, DISK_ALIGN, FRAME_LEN};
 use crate::pure::eviction::Outcome;
@@ -275,6 +275,10 @@ impl Core {
             let changed = shard.changed.wait();
             let taken = shard.state.with(|state| state.chunks.take(want, next).map(|run| (run, state.chunks.free())));
             if let Some((run, free)) = taken {
+                if waiting.take().is_some() {
+                    // The request for a segment may not be needed any more.
+                    shard.changed.notify();
+                }
                 if free < CHUNKS_AHEAD && u64::from(free + run.count) < left {
                     self.ask_for_chunks(shard);
                 }
@@ -297,8 +301,13 @@ impl Core {
         }
         let (core, shard) = (self.clone(), shard.clone());
         self.spawn(async move {
-            match core.lease(shard.id, Class::Chunks).await {
-                Some(lease) => {
+            // Why: when a reclaim makes room in segments that the shard has, it goes on until nobody waits any more.
+            let free = || shard.state.with(|state| state.chunks.free());
+            let wanted = free() + (core.layout.chunks_per_segment() / 4).max(1);
+            let enough = || shard.chunk_waiters.get() == 0 && free() >= wanted;
+            match core.lease_unless(&shard, Class::Chunks, enough).await {
+                Leased::Enough => {}
+                Leased::Lease(lease) => {
                     let (segment, generation) = (lease.segment, lease.generation);
                     let header = SegmentHeader { segment, class: Class::Chunks, shard: shard.id, generation };
                     let mut buf = DiskBuf::new(HEAD_LEN as usize);
@@ -310,7 +319,7 @@ impl Core {
                         core.return_segment(segment, Outcome::Retired);
                     }
                 }
-                None => shard.chunks_refused.set(shard.chunk_waiters.get() > 0),
+                Leased::Refused => shard.chunks_refused.set(shard.chunk_waiters.get() > 0),
             }
             shard.chunks_asked.set(false);
             shard.changed.notify();

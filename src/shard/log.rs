@@ -48,6 +48,8 @@ pub(super) struct OpenSegment {
     failed: bool,
     /// Entries that are in the footer on disk.
     checkpointed: usize,
+    /// Leased for a reclaim: while that copies, nobody else appends.
+    for_reclaim: bool,
 }
 
 struct Fill {
@@ -89,6 +91,10 @@ pub(super) struct Unwritten {
 pub(super) struct Log {
     open: Option<OpenSegment>,
     leases: VecDeque<Lease>,
+    /// Leased by reclaims, from the reserve.
+    reserved: VecDeque<Lease>,
+    /// Held by each reclaim that copies forward.
+    copying: Rc<()>,
     asked: bool,
     /// How often the pool had no segment.
     refusals: u64,
@@ -115,6 +121,11 @@ pub(super) struct Record<'a> {
     pub(super) payload: &'a [&'a [u8]],
     /// Of a large commit: what the footer says of it.
     pub(super) large: Option<LargeEntry>,
+}
+
+/// Says that a reclaim copies forward.
+pub(super) struct Copying {
+    _counted: Rc<()>,
 }
 
 /// Whether an append may wait for a segment.
@@ -175,7 +186,7 @@ impl Record<'_> {
         match self.header.kind {
             RecordKind::Small => Word::small(location, &self.header.key, self.header.record_len() as u64),
             RecordKind::Large => Some(Word::large(location, &self.header.key)),
-            RecordKind::Tomb => Some(Word::tomb(location)),
+            RecordKind::Tomb | RecordKind::Ages => Some(Word::tomb(location)),
         }
     }
 }
@@ -186,7 +197,17 @@ impl OpenSegment {
     /// `checkpointed` of its entries are in a footer on disk.
     pub(super) fn new(segment: u32, generation: u64, tail: u32, footer: Footer, checkpointed: usize) -> Self {
         let footer_len = footer.encoded_len();
-        Self { segment, generation, tail, footer, footer_len, fill: None, failed: false, checkpointed }
+        Self {
+            segment,
+            generation,
+            tail,
+            footer,
+            footer_len,
+            fill: None,
+            failed: false,
+            checkpointed,
+            for_reclaim: false,
+        }
     }
 
     /// Whether a record of `len` bytes, whose entry adds `entry_len` bytes to the footer, still fits.
@@ -244,7 +265,17 @@ impl Log {
         self.open.as_ref().is_some_and(|open| open.segment == segment)
             || self.sealing.contains(&segment)
             || self.flights.iter().any(|flight| flight.segment == segment)
-            || self.leases.iter().any(|lease| lease.segment == segment)
+            || self.leases.iter().chain(&self.reserved).any(|lease| lease.segment == segment)
+    }
+
+    /// Until the guard is dropped, what reclaims lease is for them alone. Why: they empty a segment only if all of it fits,
+    /// and others who wait for space would take that from them.
+    pub(super) fn begin_copying(&self) -> Copying {
+        Copying { _counted: self.copying.clone() }
+    }
+
+    fn is_copying(&self) -> bool {
+        Rc::strong_count(&self.copying) > 1
     }
 
     fn take_flush(&mut self) -> Option<Flush> {
@@ -288,7 +319,7 @@ impl Core {
                 return Err(AppendError::WritesFail);
             }
             let changed = shard.changed.wait();
-            match shard.state.with(|state| self.try_append(shard.id, state, record, &check, &mut publish)) {
+            match shard.state.with(|state| self.try_append(shard.id, state, urgency, record, &check, &mut publish)) {
                 Attempt::Placed(ticket, flush) => {
                     flush.into_iter().for_each(|flush| self.spawn_flush(shard, flush));
                     self.after_append(shard, record);
@@ -303,7 +334,7 @@ impl Core {
                 Attempt::Busy => changed.await,
                 Attempt::NeedsLease if urgency == Urgency::Reclaim => {
                     let lease = self.lease_for_reclaim(shard.id, Class::Log).await.ok_or(AppendError::NoSegment)?;
-                    shard.state.with(|state| state.log.leases.push_back(lease));
+                    shard.state.with(|state| state.log.reserved.push_back(lease));
                 }
                 Attempt::NeedsLease => {
                     if shard.state.with(|state| state.log.refusals) != refusals {
@@ -320,6 +351,7 @@ impl Core {
         &self,
         shard: ShardId,
         state: &mut ShardState,
+        urgency: Urgency,
         record: &Record<'_>,
         check: &impl Fn(&ShardState) -> bool,
         publish: &mut impl FnMut(&mut ShardState, Word, &Ticket),
@@ -331,15 +363,23 @@ impl Core {
         let len = record.header.log_len();
         let entry_len = Footer::entry_len(record.large.as_ref().map(|large| large.runs.len()));
         let log = &mut state.log;
+        let is_kept = log.is_copying() && log.open.as_ref().is_some_and(|open| open.for_reclaim);
+        if is_kept && urgency == Urgency::Normal {
+            return Attempt::Busy;
+        }
         if let Some(mut full) = log.open.take_if(|open| !open.fits(layout, len, entry_len)) {
             log.sealing.push(full.segment);
             let flush = full.take_flush(&mut log.flights);
             return Attempt::Seal(full, flush);
         }
         if log.open.is_none() {
-            let Some(lease) = log.leases.pop_front() else { return Attempt::NeedsLease };
+            let may_reserved = urgency == Urgency::Reclaim || !log.is_copying();
+            let reserved = if may_reserved { log.reserved.pop_front() } else { None };
+            let for_reclaim = reserved.is_some();
+            let Some(lease) = reserved.or_else(|| log.leases.pop_front()) else { return Attempt::NeedsLease };
             state.generations.insert(lease.segment, lease.generation);
-            log.open = Some(OpenSegment::new(lease.segment, lease.generation, 0, Footer::default(), 0));
+            let open = OpenSegment::new(lease.segment, lease.generation, 0, Footer::default(), 0);
+            log.open = Some(OpenSegment { for_reclaim, ..open });
         }
         let held_up = log.open.as_ref().is_some_and(|open| open.fill.is_none() && log.holds_up(open.segment));
         if held_up {
@@ -370,7 +410,7 @@ impl Core {
         let full = fill.used + 2 * RECORD_ALIGN > fill.buf.bytes().len();
         open.fill = Some(fill);
         let flush = if full { open.take_flush(&mut log.flights) } else { None };
-        publish(state, word, &ticket);
+        publish(state, word.used_in(self.epoch.get()), &ticket);
         Attempt::Placed(ticket, flush)
     }
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use super::geometry::Volume;
 use crate::limits::POOL_QUEUE_LEN;
-use crate::pure::eviction::{Lease, Order, Outcome, Pool, RECLAIMS_MAX, Step, Waiter};
+use crate::pure::eviction::{Lease, Order, Outcome, Pool, RECLAIMS_MAX, Step, Waiter, epochs_at_start};
+use crate::pure::recency::Epoch;
 use crate::pure::segment::Class;
 use crate::pure::shard_map::{CoreId, ShardId, ShardMap};
 use crate::rt::channel::{Receiver, ReplyTo, Sender, bounded};
@@ -26,20 +27,37 @@ pub(super) enum ToPool {
     Returned { segment: u32, outcome: Outcome },
 }
 
+/// What the pool tells a core.
+pub(super) enum FromPool {
+    Reclaim(Order),
+    /// A new epoch has begun.
+    Epoch(Epoch),
+}
+
 /// The pool itself: to be run on core 0.
 pub struct PoolMain {
     pool: Pool,
     map: ShardMap,
     requests: Receiver<ToPool>,
-    orders: Vec<Sender<Order>>,
+    cores: Vec<ToCore>,
     replies: HashMap<u64, ReplyTo<Option<Lease>>>,
     next_id: u64,
+}
+
+/// The pool's connection to one core.
+struct ToCore {
+    sender: Sender<FromPool>,
+    /// The last epoch that the core was told.
+    told: Epoch,
 }
 
 /// One core's connection to the pool. `Send`: made at boot, handed to the core, given to `Disk::open`.
 pub struct PoolPort {
     pub(super) requests: Sender<ToPool>,
-    pub(super) orders: Receiver<Order>,
+    pub(super) messages: Receiver<FromPool>,
+    /// The epoch now, and those in which the segments of the core's shards were leased.
+    pub(super) epoch: Epoch,
+    pub(super) leased_in: HashMap<u32, Epoch>,
 }
 
 /// How long a refused upload has to give its space back before another is refused.
@@ -54,15 +72,23 @@ pub fn wire(volume: &Volume, cores: usize) -> (PoolMain, Vec<PoolPort>) {
         class: header.class,
         generation: header.generation,
     });
-    let pool = Pool::new(volume.segment_count(), leased);
+    let pool = Pool::new(volume.segment_count(), leased.clone());
     let (sender, requests) = bounded(POOL_QUEUE_LEN);
-    let (orders, ports) = (0..cores)
-        .map(|_| {
-            let (order_sender, order_receiver) = bounded(RECLAIMS_MAX);
-            (order_sender, PoolPort { requests: sender.clone(), orders: order_receiver })
+    let (leased, epoch) = epochs_at_start(volume.segment_count(), leased);
+    let mut leased_in = vec![HashMap::new(); cores];
+    for (lease, epoch) in leased {
+        leased_in[usize::from(map.core_of(lease.shard).0)].insert(lease.segment, epoch);
+    }
+    let (cores, ports) = leased_in
+        .into_iter()
+        .map(|leased_in| {
+            // Room for every order that can be out, and for an epoch.
+            let (to_core, messages) = bounded(RECLAIMS_MAX + 1);
+            let port = PoolPort { requests: sender.clone(), messages, epoch, leased_in };
+            (ToCore { sender: to_core, told: epoch }, port)
         })
         .unzip();
-    (PoolMain { pool, map, requests, orders, replies: HashMap::new(), next_id: 0 }, ports)
+    (PoolMain { pool, map, requests, cores, replies: HashMap::new(), next_id: 0 }, ports)
 }
 
 impl PoolMain {
@@ -87,9 +113,33 @@ impl PoolMain {
                     self.take(message);
                 }
             }
+            self.forget_withdrawn();
             while !paused {
                 let Some(step) = self.pool.next_step() else { break };
                 paused = self.carry_out(step);
+            }
+            self.tell_epoch();
+        }
+    }
+
+    /// Forgets who has found room elsewhere.
+    fn forget_withdrawn(&mut self) {
+        let Self { pool, replies, .. } = self;
+        replies.retain(|id, reply| {
+            let stays = !reply.is_abandoned();
+            if !stays {
+                pool.withdraw(*id);
+            }
+            stays
+        });
+    }
+
+    /// Tells the cores what epoch it is. One that has no room is told after the next message.
+    fn tell_epoch(&mut self) {
+        let now = self.pool.epoch();
+        for core in self.cores.iter_mut().filter(|core| core.told != now) {
+            if core.sender.try_send(FromPool::Epoch(now)).is_ok() {
+                core.told = now;
             }
         }
     }
@@ -112,8 +162,9 @@ impl PoolMain {
     fn carry_out(&mut self, step: Step) -> bool {
         match step {
             Step::Grant(waiter, lease) => {
-                if let Some(reply) = self.replies.remove(&waiter.id) {
-                    reply.send(Some(lease));
+                let taken = self.replies.remove(&waiter.id).map(|reply| reply.offer(Some(lease)));
+                if !matches!(taken, Some(Ok(()))) {
+                    self.pool.returned(lease.segment, Outcome::Freed);
                 }
                 false
             }
@@ -126,8 +177,8 @@ impl PoolMain {
             Step::Reclaim(order) => {
                 let CoreId(core) = self.map.core_of(order.shard);
                 // The channel has room for all orders that can be out; a core that is gone keeps its segments.
-                if self.orders[usize::from(core)].try_send(order).is_err() {
-                    self.pool.reclaimed(order.segment, Outcome::Kept);
+                if self.cores[usize::from(core)].sender.try_send(FromPool::Reclaim(order)).is_err() {
+                    self.pool.reclaimed(order.segment, Outcome::Pinned);
                 }
                 false
             }

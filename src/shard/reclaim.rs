@@ -1,13 +1,15 @@
-//! Emptying segments for reuse: what was used meanwhile is copied forward, the rest is evicted.
+//! Emptying segments for reuse: what was used lately stays or is copied forward, the rest is evicted.
 
 use std::rc::{Rc, Weak};
 
-use super::engine::{Core, Shard, ShardState};
+use super::engine::{Core, Forgotten, Shard, ShardState};
 use super::log::{AppendError, Record, Ticket, Urgency};
+use super::pool::FromPool;
 use crate::limits::DISK_ALIGN;
-use crate::pure::eviction::{Fate, Order, Outcome, blob_fate, log_fate};
+use crate::pure::eviction::{Order, Outcome, SEGMENT_PARTS};
 use crate::pure::index::Word;
-use crate::pure::record::{Header, Place, RECORD_ALIGN, RecordKind};
+use crate::pure::recency::{Aged, Epoch, Verdict, judge};
+use crate::pure::record::{Header, Place, RECORD_ALIGN};
 use crate::pure::segment::LargeEntry;
 use crate::rt::channel::Receiver;
 
@@ -16,20 +18,28 @@ const WINDOW_LEN: u32 = 1 << 20;
 /// Bytes between two survivors that are read rather than skipped.
 const GAP_LEN: u32 = 64 << 10;
 
-/// A record to be copied forward.
+/// A live record of a segment that is to be emptied.
 #[derive(Clone, Copy)]
-struct Survivor {
+struct Live {
     tag: u64,
     location: u64,
     /// Offsets in the segment; the record ends at `end` or before.
     start: u32,
     end: u32,
+    aged: Aged,
 }
 
 /// Carries out the pool's orders, each in a task of its own.
-pub(super) async fn order_loop(core: Weak<Core>, mut orders: Receiver<Order>) {
-    while let Some(order) = orders.recv().await {
+pub(super) async fn order_loop(core: Weak<Core>, mut messages: Receiver<FromPool>) {
+    while let Some(message) = messages.recv().await {
         let Some(core) = core.upgrade() else { return };
+        let order = match message {
+            FromPool::Reclaim(order) => order,
+            FromPool::Epoch(epoch) => {
+                core.epoch.set(epoch);
+                continue;
+            }
+        };
         let task = core.clone();
         core.reclaims.spawn(async move {
             let outcome = match task.shard(order.shard).cloned() {
@@ -37,7 +47,7 @@ pub(super) async fn order_loop(core: Weak<Core>, mut orders: Receiver<Order>) {
                     shard.wait_ready().await;
                     task.reclaim(&shard, order).await
                 }
-                None => Outcome::Kept,
+                None => Outcome::Pinned,
             };
             task.report_reclaimed(order.segment, outcome).await;
         });
@@ -51,93 +61,120 @@ impl Core {
             (state.chunks.contains(order.segment), generation, state.log.is_busy(order.segment))
         });
         let outcome = match generation {
-            _ if self.is_stopping() => Outcome::Kept,
+            _ if self.is_stopping() => Outcome::Pinned,
             _ if is_chunks => self.reclaim_chunks(shard, order).await,
             Some(generation) if !busy => self.reclaim_log(shard, order, generation).await,
-            // Leased, but not used yet.
-            _ => Outcome::Kept,
+            // Leased, but not used yet, or being filled.
+            _ => Outcome::Pinned,
         };
         let bad = outcome == Outcome::Freed && shard.state.with(|state| state.bad.remove(&order.segment));
         if bad { Outcome::Retired } else { outcome }
     }
 
     async fn reclaim_log(self: &Rc<Self>, shard: &Rc<Shard>, order: Order, generation: u64) -> Outcome {
+        let live = self.list_live(shard, order, generation).await;
+        let aged: Vec<Aged> = live.iter().map(|live| live.aged).collect();
+        match judge(&aged, self.layout.segment_len, order.cutoff) {
+            Verdict::Empty => {}
+            Verdict::Stay(epoch) => return Outcome::Kept { epoch, freed_parts: 0 },
+            Verdict::StayLong => return Outcome::Pinned,
+        }
+        let (survivors, rest): (Vec<Live>, Vec<Live>) =
+            live.into_iter().partition(|live| live.aged.survives(order.cutoff));
+        rest.iter().for_each(|live| self.evict(shard, live));
+        let copying = shard.state.with(|state| state.log.begin_copying());
+        let copied = self.copy_all(shard, order, generation, &survivors).await;
+        drop(copying);
+        shard.changed.notify();
+        if !copied {
+            return Outcome::Pinned;
+        }
+        shard.state.with(|state| state.generations.remove(&order.segment));
+        Outcome::Freed
+    }
+
+    /// The records of a log segment that the index points to.
+    async fn list_live(self: &Rc<Self>, shard: &Rc<Shard>, order: Order, generation: u64) -> Vec<Live> {
         let listed = self.load_log(shard.id, order.segment, generation, u32::MAX).await;
-        let mut survivors = Vec::new();
-        let mut evicted = Vec::new();
-        let ends =
-            listed.footer.entries[1.min(listed.footer.entries.len())..].iter().map(|entry| self.offset_of(entry.word));
-        let ends = ends.chain([listed.tail]);
+        let entries = &listed.footer.entries;
+        let ends = entries.iter().skip(1).map(|entry| self.offset_of(entry.word)).chain([listed.tail]);
+        let mut live = Vec::new();
         shard.state.with(|state| {
-            for (entry, end) in listed.footer.entries.iter().zip(ends) {
+            for (entry, end) in entries.iter().zip(ends) {
                 let Some(word) = Word::from_bits(entry.word) else { continue };
-                // The footer's mark says that this is a tomb. All that it removed was older, and is gone.
-                if word.is_marked() {
+                // All that a tomb removed was older, and is gone.
+                if word.is_tomb() {
                     continue;
                 }
-                let location = word.location();
-                match log_fate(state.index.get(entry.tag), location, order.force) {
-                    Fate::Gone => {}
-                    Fate::Evict => evicted.extend(state.forget(entry.tag)),
-                    Fate::Keep => {
-                        survivors.push(Survivor { tag: entry.tag, location, start: self.offset_of(entry.word), end })
-                    }
-                }
+                let (start, location) = (self.offset_of(entry.word), word.location());
+                let Some(now) = state.index.get(entry.tag).filter(|now| now.location() == location) else { continue };
+                let used = now.used(order.now).no_older(order.now);
+                state.index.touch(entry.tag, used);
+                // A large blob's commit is always kept: the blob lives and dies with its chunks.
+                let epoch = if now.is_large() { None } else { Some(used) };
+                let aged = Aged { epoch, len: end.saturating_sub(start) };
+                live.push(Live { tag: entry.tag, location, start, end, aged });
             }
         });
-        self.count(|stats| stats.evicted_entries += evicted.len() as u64);
-        drop(evicted);
+        live
+    }
+
+    /// Evicts an entry, unless it has been moved or replaced.
+    fn evict(&self, shard: &Rc<Shard>, live: &Live) {
+        let gone = shard.state.with(|state| {
+            let now = state.index.get(live.tag).filter(|now| now.location() == live.location);
+            now.and_then(|_| state.forget(live.tag))
+        });
+        self.count(|stats| stats.evicted_entries += u64::from(gone.is_some()));
+    }
+
+    /// Copies the survivors forward and waits until they are on disk. False when some of them had to stay where they are.
+    async fn copy_all(self: &Rc<Self>, shard: &Rc<Shard>, order: Order, generation: u64, survivors: &[Live]) -> bool {
         let mut tickets = Vec::new();
-        let mut rest = survivors.as_slice();
-        while let Some(first) = rest.first().filter(|_| !self.is_stopping()) {
-            let near = |pair: &&[Survivor]| {
+        let mut rest = survivors;
+        let mut all = true;
+        while let Some(first) = rest.first().filter(|_| all && !self.is_stopping()) {
+            let near = |pair: &&[Live]| {
                 pair[1].start.saturating_sub(pair[0].end) <= GAP_LEN && pair[1].end - first.start <= WINDOW_LEN
             };
             let count = 1 + rest.windows(2).take_while(near).count();
             let (window, after) = rest.split_at(count);
             rest = after;
-            self.copy_window(shard, order.segment, generation, window, &mut tickets).await;
+            all = self.copy_window(shard, order, generation, window, &mut tickets).await;
         }
         self.flush_shard(shard);
         for ticket in tickets {
             // A failed write has taken its records out of the index.
             ticket.wait().await;
         }
-        if !rest.is_empty() {
-            // The server stops: what is left stays where it is.
-            return Outcome::Kept;
-        }
-        shard.state.with(|state| state.generations.remove(&order.segment));
-        Outcome::Freed
+        all && rest.is_empty()
     }
 
-    /// Copies neighbouring survivors forward.
+    /// Copies neighbouring survivors forward. False when there was no room for one of them.
     async fn copy_window(
         self: &Rc<Self>,
         shard: &Rc<Shard>,
-        segment: u32,
+        order: Order,
         generation: u64,
-        window: &[Survivor],
+        window: &[Live],
         tickets: &mut Vec<Ticket>,
-    ) {
-        let (Some(first), Some(last)) = (window.first(), window.last()) else { return };
+    ) -> bool {
+        let (Some(first), Some(last)) = (window.first(), window.last()) else { return true };
         let from = first.start - first.start % DISK_ALIGN as u32;
         let to = last.end.next_multiple_of(DISK_ALIGN as u32).min(self.layout.segment_len);
-        let read = self.read(self.layout.position(segment, from), (to - from) as usize).await;
+        let read = self.read(self.layout.position(order.segment, from), (to - from) as usize).await;
         let bytes = read.as_ref().map_or(&[][..], |read| read.bytes());
         for survivor in window {
-            let place = Place { position: survivor.location * RECORD_ALIGN as u64, generation };
+            let Live { tag, location, .. } = *survivor;
+            let place = Place { position: location * RECORD_ALIGN as u64, generation };
             let record = bytes.get((survivor.start - from) as usize..).unwrap_or_default();
             let header = Header::decode(record, &self.sums, place);
             let payload = header.and_then(|header| header.payload(record, &self.sums));
             let (Some(header), Some(payload)) = (header, payload) else {
-                self.drop_damaged(shard, survivor.tag, survivor.location);
+                self.drop_damaged(shard, tag, location);
                 continue;
             };
-            let Survivor { tag, location, .. } = *survivor;
-            // A small record has had its second chance; a large blob's mark belongs to its chunks.
-            let keep_mark = header.kind == RecordKind::Large;
-            match self.copy_forward(shard, tag, location, header, payload, keep_mark).await {
+            match self.copy_forward(shard, tag, location, header, payload).await {
                 Ok(ticket) => {
                     tickets.push(ticket);
                     self.count(|stats| {
@@ -146,17 +183,14 @@ impl Core {
                     });
                 }
                 Err(AppendError::Refused) => {}
-                // No room to copy: evicted after all.
-                Err(AppendError::NoSegment | AppendError::WritesFail | AppendError::Stopping) => {
-                    let gone = shard.state.with(|state| {
-                        let now = state.index.get(survivor.tag).filter(|word| word.location() == survivor.location);
-                        now.and_then(|_| state.forget(survivor.tag))
-                    });
-                    self.count(|stats| stats.evicted_entries += u64::from(gone.is_some()));
+                Err(AppendError::NoSegment | AppendError::WritesFail) if order.force => {
+                    self.evict(shard, survivor);
                 }
+                Err(AppendError::NoSegment | AppendError::WritesFail | AppendError::Stopping) => return false,
             }
             tickets.dedup_by(|later, earlier| later.is_ended() && earlier.is_ended());
         }
+        true
     }
 
     /// Appends the record of `tag` again, if the index still says that it is at `location`, and tells the index.
@@ -167,7 +201,6 @@ impl Core {
         location: u64,
         header: Header,
         payload: &[u8],
-        keep_mark: bool,
     ) -> Result<Ticket, AppendError> {
         let large = shard.state.with(|state| {
             let large = state.large.get(&tag)?;
@@ -175,9 +208,10 @@ impl Core {
         });
         let record = Record { header, tag, payload: &[payload], large };
         let still_there = |state: &ShardState| state.index.get(tag).is_some_and(|word| word.location() == location);
+        let now = self.epoch.get();
         self.append_record(shard, Urgency::Reclaim, &record, still_there, |state, word, _| {
-            let mark = keep_mark && state.index.get(tag).is_some_and(Word::is_marked);
-            state.index.replace_at(tag, location, word.marked(mark));
+            let used = state.index.get(tag).map_or(now, |old| old.used(now));
+            state.index.replace_at(tag, location, word.used_in(used));
         })
         .await
     }
@@ -189,29 +223,12 @@ impl Core {
         });
         homes.sort_unstable();
         homes.dedup();
-        let mut last = None;
+        let taken_before = shard.state.with(|state| state.chunks.taken(order.segment));
+        let (mut last, mut oldest) = (None, None);
         for tag in homes {
-            if self.is_stopping() {
-                break;
-            }
-            let evict = shard.state.with(|state| {
-                let first = state.large.get(&tag)?.held.runs[0].first;
-                if self.layout.segment_of_chunk(first) != order.segment {
-                    return None;
-                }
-                let word = state.index.get(tag);
-                match blob_fate(word, order.force) {
-                    Fate::Gone => None,
-                    Fate::Evict => state.forget(tag),
-                    Fate::Keep => {
-                        let word = word?;
-                        state.index.replace_at(tag, word.location(), word.marked(false));
-                        state.chunks.add_home(first, tag);
-                        None
-                    }
-                }
-            });
-            let Some((_, held)) = evict else { continue };
+            let (used, evicted) = shard.state.with(|state| self.judge_home(state, order, tag));
+            oldest = used.into_iter().chain(oldest).min();
+            let Some((_, held)) = evicted else { continue };
             self.count(|stats| stats.evicted_entries += 1);
             if let Ok(ticket) = self.append_tomb(shard, tag, Urgency::Reclaim).await {
                 held.iter().for_each(|held| held.release_after(&ticket));
@@ -223,12 +240,37 @@ impl Core {
             ticket.wait().await;
         }
         self.dig();
-        let freed = shard.state.with(|state| {
-            let freed = state.chunks.remove_empty(order.segment);
+        let (is_empty, taken) = shard.state.with(|state| {
+            let taken = state.chunks.taken(order.segment);
+            let is_empty = state.chunks.remove_empty(order.segment);
             state.chunks.close(order.segment, state.bad.contains(&order.segment));
-            freed
+            if taken < taken_before {
+                state.chunks.unseal(order.segment);
+            }
+            (is_empty, taken)
         });
-        if freed { Outcome::Freed } else { Outcome::Kept }
+        // What is free may be filled again.
+        shard.changed.notify();
+        let freed_parts = taken_before.saturating_sub(taken) * SEGMENT_PARTS / self.layout.chunks_per_segment();
+        match oldest {
+            _ if is_empty => Outcome::Freed,
+            Some(epoch) => Outcome::Kept { epoch, freed_parts },
+            None => Outcome::Pinned,
+        }
+    }
+
+    /// Whether the blob of `tag`, which may start in the segment, stays: the epoch of its last use. Or else what it leaves.
+    fn judge_home(&self, state: &mut ShardState, order: Order, tag: u64) -> (Option<Epoch>, Option<Forgotten>) {
+        let first = state.large.get(&tag).map(|large| large.held.runs[0].first);
+        let first = first.filter(|first| self.layout.segment_of_chunk(*first) == order.segment);
+        let (Some(first), Some(word)) = (first, state.index.get(tag)) else { return (None, None) };
+        let used = word.used(order.now).no_older(order.now);
+        if used < order.cutoff && !self.is_stopping() {
+            return (None, state.forget(tag));
+        }
+        state.index.touch(tag, used);
+        state.chunks.add_home(first, tag);
+        (Some(used), None)
     }
 
     /// The offset of a footer word's record in its segment.

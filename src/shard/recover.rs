@@ -9,6 +9,7 @@ use super::log::OpenSegment;
 use crate::limits::DISK_ALIGN;
 use crate::pure::eviction::Outcome;
 use crate::pure::index::{Index, Word, tag};
+use crate::pure::recency::{Ages, Epoch};
 use crate::pure::record::{Commit, HEADER_LEN, Header, Place, RECORD_ALIGN, RecordKind, may_start};
 use crate::pure::segment::{Class, Footer, FooterEntry, HEAD_LEN, LargeEntry, SegmentHeader, TRAILER_LEN, Trailer};
 use crate::pure::shard_map::ShardId;
@@ -37,8 +38,9 @@ pub(super) struct Listed {
 }
 
 impl Core {
-    /// Recovers this core's shards in the background.
-    pub(super) fn start_recovery(self: &Rc<Self>) {
+    /// Recovers this core's shards in the background. `leased_in` says in which epoch each segment was leased.
+    pub(super) fn start_recovery(self: &Rc<Self>, leased_in: HashMap<u32, Epoch>) {
+        let leased_in = Rc::new(leased_in);
         let mut segments: HashMap<ShardId, Vec<SegmentHeader>> = HashMap::new();
         for header in self.volume.headers().iter().flatten() {
             segments.entry(header.shard).or_default().push(*header);
@@ -51,11 +53,11 @@ impl Core {
         for lane in queue {
             let work: Vec<_> =
                 lane.into_iter().map(|shard| (segments.remove(&shard.id).unwrap_or_default(), shard)).collect();
-            let core = Rc::downgrade(self);
+            let (core, leased_in) = (Rc::downgrade(self), leased_in.clone());
             crate::rt::spawn(async move {
                 for (segments, shard) in work {
                     let Some(core) = core.upgrade() else { return };
-                    core.recover(&shard, segments).await;
+                    core.recover(&shard, segments, &leased_in).await;
                     shard.ready.set(true);
                     shard.recovered.notify();
                 }
@@ -63,12 +65,24 @@ impl Core {
         }
     }
 
-    async fn recover(self: &Rc<Self>, shard: &Rc<Shard>, mut segments: Vec<SegmentHeader>) {
+    async fn recover(
+        self: &Rc<Self>,
+        shard: &Rc<Shard>,
+        mut segments: Vec<SegmentHeader>,
+        leased_in: &HashMap<u32, Epoch>,
+    ) {
         segments.sort_unstable_by_key(|header| header.generation);
         let newest = segments.iter().rev().find(|header| header.class == Class::Log).map(|header| header.segment);
         let mut large: HashMap<u64, (usize, LargeEntry)> = HashMap::new();
         let mut commits = 0;
         let mut unsealed = Vec::new();
+        let mut ages = None;
+        let now = self.epoch.get();
+        let epoch_of = |segment| leased_in.get(&segment).copied().unwrap_or(now);
+        let logs = || segments.iter().filter(|header| header.class == Class::Log);
+        // A log segment is filled until the next one is begun.
+        let until: HashMap<u32, Epoch> =
+            logs().zip(logs().skip(1)).map(|(header, next)| (header.segment, epoch_of(next.segment))).collect();
         for header in &segments {
             let (segment, generation) = (header.segment, header.generation);
             if header.class == Class::Chunks {
@@ -76,19 +90,26 @@ impl Core {
                 continue;
             }
             let is_newest = newest == Some(segment);
+            let written = Written { since: epoch_of(segment), until: until.get(&segment).copied().unwrap_or(now) };
             let listed =
                 self.load_log(shard.id, segment, generation, if is_newest { SCAN_GAP } else { u32::MAX }).await;
             shard.state.with(|state| {
                 state.generations.insert(segment, generation);
-                replay(&listed.footer, &mut state.index, &mut large, &mut commits);
+                replay(&listed.footer, written, &mut state.index, &mut large, &mut commits);
             });
+            // The ages that a clean end wrote are the last in the log.
+            let last = listed.footer.entries.last().filter(|last| last.tag == AGES_TAG);
+            ages = last.and_then(|last| Word::from_bits(last.word)).map(|word| (word.location(), generation));
             if !listed.sealed {
                 let tail = listed.tail.next_multiple_of(DISK_ALIGN as u32);
                 unsealed.push((is_newest, OpenSegment::new(segment, generation, tail, listed.footer, listed.on_disk)));
             }
             yield_once().await;
         }
-        self.claim_chunks(shard, large);
+        self.claim_chunks(shard, large, epoch_of);
+        if let Some(location) = ages {
+            self.apply_ages(shard, location).await;
+        }
         for (is_newest, open) in unsealed {
             if is_newest {
                 shard.state.with(|state| state.log.resume(open));
@@ -107,8 +128,33 @@ impl Core {
         empty.into_iter().for_each(|segment| self.return_segment(segment, Outcome::Freed));
     }
 
+    /// Reads what the record of ages at `location` says, and notes it if the index is what it was then.
+    async fn apply_ages(&self, shard: &Rc<Shard>, (location, generation): (u64, u64)) {
+        let place = Place { position: location * RECORD_ALIGN as u64, generation };
+        let (segment, offset) = self.layout.split(place.position);
+        let mut window = Window { core: self, segment, start: 0, bytes: None };
+        let header = window.at(offset, HEADER_LEN).await.and_then(|bytes| Header::decode(bytes, &self.sums, place));
+        let Some(header) = header.filter(|header| header.kind == RecordKind::Ages) else { return };
+        if header.record_len() > (self.layout.segment_len - offset) as usize {
+            return;
+        }
+        let Some(record) = window.at(offset, header.record_len()).await else { return };
+        let Some(payload) = header.payload(record, &self.sums) else { return };
+        shard.state.with(|state| {
+            let tags = state.index.iter().map(|(tag, _)| tag);
+            if let Some(epochs) = Ages::decode(payload, &self.sums, tags, self.epoch.get()) {
+                state.index.touch_all(epochs);
+            }
+        });
+    }
+
     /// Gives each blob the chunks that its commit names, the latest commit first. A blob whose chunks a later one has is gone.
-    fn claim_chunks(self: &Rc<Self>, shard: &Rc<Shard>, large: HashMap<u64, (usize, LargeEntry)>) {
+    fn claim_chunks(
+        self: &Rc<Self>,
+        shard: &Rc<Shard>,
+        large: HashMap<u64, (usize, LargeEntry)>,
+        epoch_of: impl Fn(u32) -> Epoch,
+    ) {
         let mut large: Vec<_> = large.into_iter().collect();
         large.sort_unstable_by_key(|(_, (order, _))| std::cmp::Reverse(*order));
         for (tag, (_, LargeEntry { record_len, runs })) in large {
@@ -116,8 +162,13 @@ impl Core {
             let gone = shard.state.with(|state| {
                 let claimed = held.runs.iter().take_while(|run| state.chunks.claim(**run)).count();
                 if claimed == held.runs.len() && claimed > 0 {
-                    state.chunks.add_home(held.runs[0].first, tag);
+                    let (first, now) = (held.runs[0].first, self.epoch.get());
+                    state.chunks.add_home(first, tag);
                     state.large.insert(tag, LargeRef { held: held.clone(), record_len });
+                    // Its chunks tell better when it was written: they are filled in less time than the log.
+                    let since = state.index.get(tag).map_or(now, |word| word.used(now));
+                    let chunks = held.runs.iter().map(|run| epoch_of(self.layout.segment_of_chunk(run.first)));
+                    state.index.touch(tag, chunks.fold(since, Epoch::max));
                     return false;
                 }
                 for run in &held.runs[..claimed] {
@@ -182,7 +233,8 @@ impl Core {
             let header = if may_start(start) { Header::decode(start, &self.sums, place) } else { None };
             let header = header.filter(|header| {
                 self.layout.segment_len as usize - at as usize >= header.record_len()
-                    && (header.kind == RecordKind::Tomb || self.map.shard_of(&header.key.hash) == shard)
+                    && (matches!(header.kind, RecordKind::Tomb | RecordKind::Ages)
+                        || self.map.shard_of(&header.key.hash) == shard)
             });
             let found = match header {
                 Some(header) => {
@@ -207,6 +259,7 @@ impl Core {
         let location = place.position / RECORD_ALIGN as u64;
         let (tag, word) = match header.kind {
             RecordKind::Tomb => (tomb_tag(header), Word::tomb(location)),
+            RecordKind::Ages => (AGES_TAG, Word::tomb(location)),
             RecordKind::Small => {
                 let word = Word::small(location, &header.key, header.record_len() as u64)?;
                 (tag(self.sums.key, header.key.kind, &header.key.hash), word)
@@ -222,28 +275,45 @@ impl Core {
     }
 }
 
+/// What a footer says of a record of ages: a tomb of a key that nobody can name.
+pub(super) const AGES_TAG: u64 = 0;
+
 /// The tag that a tomb removes: it stands in the place of the hash.
 pub(super) fn tomb_tag(header: &Header) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|i| header.key.hash.0[i]))
 }
 
-/// Applies a segment's entries to the index, in log order. `large` gathers what the last commits say, numbered by
+/// Between which epochs a log segment was written.
+#[derive(Clone, Copy)]
+struct Written {
+    since: Epoch,
+    until: Epoch,
+}
+
+/// Applies a segment's entries to the index, in log order. Without better knowledge an entry counts as last used when it
+/// was written, a small one at the latest time that this can have been. `large` gathers what the last commits say, numbered by
 /// `commits`.
-fn replay(footer: &Footer, index: &mut Index, large: &mut HashMap<u64, (usize, LargeEntry)>, commits: &mut usize) {
+fn replay(
+    footer: &Footer,
+    written: Written,
+    index: &mut Index,
+    large: &mut HashMap<u64, (usize, LargeEntry)>,
+    commits: &mut usize,
+) {
     let mut details = footer.large.iter();
     for entry in &footer.entries {
         let Some(word) = Word::from_bits(entry.word) else { continue };
         if word.is_large() {
             let Some(detail) = details.next() else { continue };
             *commits += 1;
-            index.insert(entry.tag, word);
+            index.insert(entry.tag, word.used_in(written.since));
             large.insert(entry.tag, (*commits, detail.clone()));
         } else {
             large.remove(&entry.tag);
-            if word.is_marked() {
+            if word.is_tomb() {
                 index.remove(entry.tag);
             } else {
-                index.insert(entry.tag, word);
+                index.insert(entry.tag, word.used_in(written.until));
             }
         }
     }

@@ -30,7 +30,7 @@ impl Core {
             };
             match appended {
                 Ok(ticket) => tickets.push(ticket),
-                // Replaced or removed meanwhile.
+                // Replaced or removed meanwhile, or not worth it.
                 Err(AppendError::Refused) => {}
                 Err(AppendError::NoSegment | AppendError::WritesFail | AppendError::Stopping) => break,
             }
@@ -60,11 +60,14 @@ impl Core {
     ) -> Option<(usize, Result<Ticket, AppendError>)> {
         let header = Header::decode(bytes, &self.sums, place)?;
         let payload = header.payload(bytes, &self.sums)?;
-        let appended = if header.kind == RecordKind::Tomb {
-            self.append_tomb(shard, tomb_tag(&header), Urgency::Reclaim).await
-        } else {
-            let tag = tag(self.sums.key, header.key.kind, &header.key.hash);
-            self.copy_forward(shard, tag, place.position / RECORD_ALIGN as u64, header, payload, true).await
+        let appended = match header.kind {
+            RecordKind::Tomb => self.append_tomb(shard, tomb_tag(&header), Urgency::Reclaim).await,
+            // Ages that are lost cost nothing but the order of evictions.
+            RecordKind::Ages => Err(AppendError::Refused),
+            RecordKind::Small | RecordKind::Large => {
+                let tag = tag(self.sums.key, header.key.kind, &header.key.hash);
+                self.copy_forward(shard, tag, place.position / RECORD_ALIGN as u64, header, payload).await
+            }
         };
         Some((header.log_len(), appended))
     }
