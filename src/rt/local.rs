@@ -110,43 +110,86 @@ impl Waiters {
         self.wakers.is_empty()
     }
 
+    /// The number and the waker of who has waited longest.
+    fn first(&self) -> Option<&(u64, Waker)> {
+        self.wakers.first()
+    }
+
     pub(super) fn take_all(&mut self) -> Vec<Waker> {
         std::mem::take(&mut self.wakers).into_iter().map(|(_, waker)| waker).collect()
     }
 }
 
-/// A number of permits that the tasks of one core share.
+/// A number of permits that the tasks of one core share, first come, first served.
 #[derive(Clone)]
-pub struct Permits {
-    free: Rc<Cell<usize>>,
-    returned: Event,
+pub struct Permits(Rc<PermitState>);
+
+struct PermitState {
+    free: Cell<usize>,
+    waiters: RefCell<Waiters>,
 }
 
 /// One permit; it goes back when dropped.
 pub struct Permit(Permits);
 
+/// The wait for a permit. Dropping it gives up the place in the queue.
+pub struct TakePermit {
+    permits: Permits,
+    /// The place in the queue, once there is one.
+    slot: Option<u64>,
+}
+
 impl Permits {
     pub fn new(count: usize) -> Self {
-        Self { free: Rc::new(Cell::new(count)), returned: Event::default() }
+        Self(Rc::new(PermitState { free: Cell::new(count), waiters: RefCell::default() }))
     }
 
-    /// Waits for a permit. Who waits is not served in order; each has the same chance at each return.
-    pub async fn take(&self) -> Permit {
-        loop {
-            let returned = self.returned.wait();
-            if let Some(left) = self.free.get().checked_sub(1) {
-                self.free.set(left);
-                return Permit(self.clone());
-            }
-            returned.await;
+    /// Waits for a permit, behind all who wait already.
+    pub fn take(&self) -> TakePermit {
+        TakePermit { permits: self.clone(), slot: None }
+    }
+
+    fn wake_first(&self) {
+        if self.0.free.get() > 0 {
+            let first = self.0.waiters.borrow().first().map(|(_, waker)| waker.clone());
+            first.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+impl Future for TakePermit {
+    type Output = Permit;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Permit> {
+        let Self { permits, slot } = &mut *self;
+        let free = permits.0.free.get();
+        let first = permits.0.waiters.borrow().first().map(|(number, _)| *number);
+        if free == 0 || first != *slot {
+            permits.0.waiters.borrow_mut().put(slot, context.waker());
+            return Poll::Pending;
+        }
+        permits.0.free.set(free - 1);
+        let left = permits.0.waiters.borrow_mut().remove(slot.take());
+        drop(left);
+        permits.wake_first();
+        Poll::Ready(Permit(permits.clone()))
+    }
+}
+
+impl Drop for TakePermit {
+    fn drop(&mut self) {
+        let left = self.permits.0.waiters.borrow_mut().remove(self.slot);
+        if left.is_some() {
+            // It may have been this one's turn.
+            self.permits.wake_first();
         }
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.free.set(self.0.free.get() + 1);
-        self.0.returned.notify();
+        self.0.0.free.set(self.0.0.free.get() + 1);
+        self.0.wake_first();
     }
 }
 
@@ -202,19 +245,43 @@ mod tests {
         assert!(waiters.remove(second).is_none() && waiters.remove(None).is_none());
     }
 
-    /// Goal: no more permits are out than there are, and a waiter that gives up takes none. Method: two permits, three takers.
+    /// Goal: no more permits are out than there are, they go to who waits longest, and a waiter that gives up takes none and
+    /// holds up nobody. Method: two permits; five wait, the first and the third of whom give up; permits come back one by one,
+    /// with a newcomer each time.
     #[test]
-    fn permits_are_bounded() {
-        super::super::cores::block_on(async {
+    fn permits_are_bounded_and_in_order() {
+        block_on(async {
             let permits = Permits::new(2);
-            let (first, second) = (permits.take().await, permits.take().await);
-            let waiting = super::super::time::race(permits.take(), super::super::time::yield_once()).await;
-            assert!(matches!(waiting, super::super::time::Either::Right(())));
-            drop(first);
-            let third = permits.take().await;
-            assert_eq!(permits.free.get(), 0);
-            drop((second, third));
-            assert_eq!(permits.free.get(), 2);
+            let mut held = vec![permits.take().await, permits.take().await];
+            let mut waiting = Vec::new();
+            for _ in 0..5 {
+                let mut take = permits.take();
+                assert!(is_pending(&mut take).await);
+                waiting.push(take);
+            }
+            drop(waiting.remove(2));
+            drop(waiting.remove(0));
+            let mut late = permits.take();
+            for mut first in waiting {
+                assert!(is_pending(&mut first).await);
+                drop(held.pop());
+                assert!(is_pending(&mut late).await, "somebody has waited longer");
+                held.insert(0, first.await);
+            }
+            assert_eq!(permits.0.free.get(), 0);
+            // Its turn comes as it gives up: the next one's has come.
+            let mut last = permits.take();
+            assert!(is_pending(&mut last).await);
+            drop(held.pop());
+            drop(late);
+            held.push(last.await);
+            drop(held);
+            assert_eq!(permits.0.free.get(), 2);
+            assert!(permits.0.waiters.borrow().is_empty());
         });
+    }
+
+    async fn is_pending(take: &mut TakePermit) -> bool {
+        matches!(time::race(take, std::future::ready(())).await, time::Either::Right(()))
     }
 }
