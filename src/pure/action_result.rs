@@ -3,6 +3,8 @@
 //! A hit is served only when every blob that it names is present, so entries are walked at each read, in place. For the
 //! Trees and Directories that they name see `directory`.
 
+use prost::Message;
+
 use crate::pure::digest::Digest;
 use crate::pure::directory::WalkError;
 use crate::pure::protobuf::{Fields, read_digest};
@@ -181,11 +183,57 @@ pub fn needs_rewrite(action_result: &[u8], stdout: bool, stderr: bool, files: bo
     Ok(false)
 }
 
+/// The serialized ActionResult `sent` without inline contents, with the digests that `result` has in their place, and
+/// otherwise as the client sent it, with fields that we do not know. `result` is the same message, decoded, after its
+/// contents were taken out. `None` when the two do not say the same: `sent` is written in an unusual way.
+pub fn without_contents(sent: &[u8], result: &reapi::ActionResult) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(sent.len());
+    let mut files = result.output_files.iter();
+    let (mut stdout, mut stderr) = (false, false);
+    for field in Fields::of(sent) {
+        let field = field.ok()?;
+        match field.number {
+            2 => {
+                let (message, file) = (field.bytes().ok()?, files.next()?);
+                match output_file(message).ok()?.1 {
+                    true => put_file(&mut out, message, file)?,
+                    false => out.extend_from_slice(&sent[field.range]),
+                }
+            }
+            5 => stdout |= !field.bytes().ok()?.is_empty(),
+            7 => stderr |= !field.bytes().ok()?.is_empty(),
+            _ => out.extend_from_slice(&sent[field.range]),
+        }
+    }
+    for (moved, number, digest) in [(stdout, 6, &result.stdout_digest), (stderr, 8, &result.stderr_digest)] {
+        // Equal to one that the client sent beside the contents: then it stands there twice, and that is one.
+        if moved {
+            prost::encoding::message::encode(number, digest.as_ref()?, &mut out);
+        }
+    }
+    let same = reapi::ActionResult::decode(&out[..]).is_ok_and(|again| again == *result)
+        && References::of(&out) == References::of(&result.encode_to_vec());
+    same.then_some(out)
+}
+
+/// Adds an OutputFile (field 2) without contents = 5, its digest = 2 from `file`.
+fn put_file(out: &mut Vec<u8>, sent: &[u8], file: &reapi::OutputFile) -> Option<()> {
+    let mut message = Vec::with_capacity(sent.len());
+    for field in Fields::of(sent) {
+        let field = field.ok()?;
+        if field.number != 2 && field.number != 5 {
+            message.extend_from_slice(&sent[field.range]);
+        }
+    }
+    prost::encoding::message::encode(2, file.digest.as_ref()?, &mut message);
+    prost::encoding::bytes::encode(2, &message, out);
+    Some(())
+}
+
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
     use proptest::prelude::*;
-    use prost::Message;
 
     use super::*;
     use crate::pure::digest::tests::{any_digest, wire};

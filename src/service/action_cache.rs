@@ -10,8 +10,9 @@ use sha2::{Digest as _, Sha256};
 
 use super::{CallContext, Outgoing, Reply, Services, Status, check_digest_function, decode, parse_digest};
 use crate::limits;
-use crate::pure::action_result::{needs_rewrite, validate};
+use crate::pure::action_result::{needs_rewrite, validate, without_contents};
 use crate::pure::digest::{Digest, Hash};
+use crate::pure::protobuf::Fields;
 use crate::rt::join::map_bounded;
 use crate::store::{ActionEntry, ActionKey, Encoding, Put, Store, read_raw};
 use crate::wire::reapi::{self, ActionResult, GetActionResultRequest, UpdateActionResultRequest};
@@ -51,13 +52,16 @@ pub async fn update_action_result<S: Store>(
     request: Bytes,
 ) -> Result<Reply, Status> {
     context.require_write()?;
+    let sent = action_result_as_sent(&request);
     let request: UpdateActionResultRequest = decode(request)?;
     check_digest_function(request.digest_function)?;
     let key = action_key(services, &request.instance_name, request.action_digest.as_ref())?;
     let mut result = request.action_result.ok_or_else(|| Status::invalid("action_result: must be set"))?;
     validate(&result).map_err(|error| Status::invalid(error.to_string()))?;
     let moved = take_inline(&mut result)?;
-    let len = result.encoded_len();
+    // Why as it was sent: a newer client may have put in what this server does not know.
+    let data = sent.and_then(|sent| without_contents(&sent, &result)).unwrap_or_else(|| result.encode_to_vec());
+    let len = data.len();
     if len > limits::ACTION_RESULT_LEN_MAX {
         return Err(Status::invalid(format!(
             "action_result: has {len} bytes without inline contents, more than {}",
@@ -72,12 +76,18 @@ pub async fn update_action_result<S: Store>(
     for outcome in stored {
         outcome?;
     }
-    let mut data = Bytes::from(result.encode_to_vec());
-    if data.is_empty() {
-        data = Bytes::from_static(EXIT_CODE_0);
-    }
+    let data = if data.is_empty() { Bytes::from_static(EXIT_CODE_0) } else { data.into() };
     services.store.action_put(key, data.clone()).await?;
     Ok(vec![data])
+}
+
+/// `action_result` = 3 of a serialized UpdateActionResultRequest. `None` unless it stands there just once.
+fn action_result_as_sent(request: &Bytes) -> Option<Bytes> {
+    let mut found = Fields::of(request).filter(|field| field.as_ref().is_ok_and(|field| field.number == 3));
+    match (found.next(), found.next()) {
+        (Some(Ok(field)), None) => field.bytes().ok().map(|bytes| request.slice_ref(bytes)),
+        _ => None,
+    }
 }
 
 /// The ActionResult of an action without outputs, which prost encodes in no bytes, with its `exit_code` = 4 spelt out:
@@ -294,6 +304,45 @@ mod tests {
         assert_eq!(update(&tested, empty.clone()), Ok(empty.clone()));
         assert_eq!(get_plain(&tested), Ok(empty));
         assert!(tested.0.with(|state| state.actions.values().all(|(_, data, _)| !data.is_empty())));
+    }
+
+    /// Goal: fields that this server does not know are kept, in the result and in a file, also where inline contents are
+    /// taken out; a message written in an unusual way is stored in the usual one. Method: such fields are added by hand.
+    #[test]
+    fn keeps_what_it_does_not_know() {
+        let tested = testing::services();
+        let unknown = |number: u32, text: &str| {
+            let mut out = Vec::new();
+            prost::encoding::bytes::encode(number, &text.as_bytes().to_vec(), &mut out);
+            out
+        };
+        let here = tested.0.add("here");
+        let inline = OutputFile { path: "b".into(), contents: Bytes::from_static(b"inline"), ..OutputFile::default() };
+        let mut sent = ActionResult { stdout_raw: Bytes::from_static(b"out"), exit_code: 4, ..ActionResult::default() }
+            .encode_to_vec();
+        for output in [file("a", here), inline] {
+            let message = [output.encode_to_vec(), unknown(90, "of a file")].concat();
+            prost::encoding::bytes::encode(2, &message, &mut sent);
+        }
+        sent.extend(unknown(91, "of the result"));
+        let update = |sent: &[&[u8]]| {
+            let digest = UpdateActionResultRequest { action_digest: wire(digest_of(ACTION)), ..Default::default() };
+            let mut request = digest.encode_to_vec();
+            sent.iter().for_each(|sent| prost::encoding::bytes::encode(3, &sent.to_vec(), &mut request));
+            let reply = update_action_result(&tested.1, &CallContext::default(), request.into()).now_or_never();
+            reply.expect("ready").expect("stored").concat()
+        };
+        let stored = update(&[&sent]);
+        let has = |text: &str| stored.windows(text.len()).filter(|window| *window == text.as_bytes()).count();
+        assert_eq!((has("of a file"), has("of the result"), has("inline"), has("out")), (2, 1, 0, 0));
+        let result = ActionResult::decode(&stored[..]).expect("a message");
+        assert_eq!(result.output_files.iter().map(|file| &file.path[..]).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(result.output_files[1].digest, wire(digest_of(b"inline")));
+        assert_eq!((result.stdout_digest.clone(), result.exit_code), (wire(digest_of(b"out")), 4));
+        assert_eq!(get_plain(&tested), Ok(result));
+        // In two parts, which a reader has to join.
+        let parts = update(&[&sent, &unknown(91, "more")]);
+        assert_eq!(ActionResult::decode(&parts[..]).expect("a message").encode_to_vec(), parts);
     }
 
     /// Goal: an entry is a hit only while every blob that it reaches is here, and is dropped otherwise. Method: a
