@@ -159,9 +159,7 @@ impl<D: BlobDisk> Worker<D> {
     /// `None` is a miss.
     pub async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {
         let key = cas_key(&get.digest);
-        if let Some(record) = self.0.ram.with(|ram| ram.get(&key)) {
-            // Why: what is hot here must not grow old on disk.
-            self.0.disk.contains(&key);
+        if let Some(record) = self.take_from_ram(&key) {
             return self.small_blob(&get, record);
         }
         self.0.disk.ready(&key.hash).await;
@@ -232,11 +230,8 @@ impl<D: BlobDisk> Worker<D> {
     /// `None` is a miss.
     pub async fn action_get(&self, action: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
         let key = action_key(&action);
-        let found = match self.0.ram.with(|ram| ram.get(&key)) {
-            Some(record) => {
-                self.0.disk.contains(&key);
-                Some(record)
-            }
+        let found = match self.take_from_ram(&key) {
+            Some(record) => Some(record),
             None => self.read_action(&key).await?,
         };
         let same = |record: &Record| action.size.is_none_or(|size| record.key_size == 0 || record.key_size == size);
@@ -305,6 +300,18 @@ impl<D: BlobDisk> Worker<D> {
     fn note_present(&self) -> PutOutcome {
         self.0.already_present.set(self.0.already_present.get() + 1);
         PutOutcome::AlreadyPresent
+    }
+
+    /// The record from RAM, if the disk has its key, too; counts as use of both.
+    ///
+    /// Why the disk is asked: nothing is served that FindMissing calls missing, and what is hot here must not grow old there.
+    fn take_from_ram(&self, key: &Key) -> Option<Record> {
+        let record = self.0.ram.with(|ram| ram.get(key))?;
+        if self.0.disk.contains(key) {
+            return Some(record);
+        }
+        self.0.ram.with(|ram| ram.remove(key));
+        None
     }
 
     /// Keeps a copy of a record in RAM if it is of a size for that. `owned`: its data is a whole allocation.

@@ -270,6 +270,36 @@ fn ram_and_disk_agree_on_actions() {
     });
 }
 
+/// Goal: RAM serves nothing that the disk no longer has. Method: a blob and an action are put, read and then taken from the
+/// disk, as an eviction does.
+#[test]
+fn ram_does_not_outlive_the_disk() {
+    block_on(async {
+        let (worker, disk) = worker(StorageMode::Uncompressed);
+        let digest = digest_of(b"a small blob");
+        let put = || Put {
+            digest,
+            encoding: Encoding::Identity,
+            data: vec![Bytes::from_static(b"a small blob")],
+            admitted: true,
+        };
+        let key = ActionKey { hash: Hash([9; 32]), size: None };
+        for _ in 0..2 {
+            assert_eq!(worker.put(put()).await, Ok(PutOutcome::Stored));
+            worker.action_put(key, Bytes::from_static(b"an action")).await.expect("stored");
+            let reads = disk.with(|state| state.reads);
+            assert!(worker.get(Get::whole(digest, Accept::Identity)).await.expect("no error").is_some());
+            assert!(worker.action_get(key).await.expect("no error").is_some());
+            assert_eq!(disk.with(|state| state.reads), reads, "served from RAM");
+            disk.with(|state| state.small.clear());
+            assert_eq!(worker.find_missing(&[digest]).await, [true]);
+            assert!(worker.get(Get::whole(digest, Accept::Identity)).await.expect("no error").is_none());
+            assert!(worker.action_get(key).await.expect("no error").is_none());
+            assert_eq!(worker.stats().ram.entries, 0);
+        }
+    });
+}
+
 /// Goal: a small read of a large blob needs no stream. Method: one range within a frame, and one across.
 #[test]
 fn a_range_within_a_frame_comes_whole() {
