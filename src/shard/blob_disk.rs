@@ -34,6 +34,8 @@ pub trait BlobDisk: Clone + 'static {
     fn damaged(&self, key: &Key);
     /// Raw bytes of the largest blob that is accepted.
     fn max_blob_len(&self) -> u64;
+    /// `work` is done each time that space is so short that somebody is about to be refused.
+    fn on_pressure(&self, work: Box<dyn Fn()>);
 }
 
 /// A large blob on its way to the disk, invisible until `commit`. Dropping it frees its space.
@@ -97,6 +99,10 @@ impl BlobDisk for Disk {
 
     fn max_blob_len(&self) -> u64 {
         Disk::max_blob_len(self)
+    }
+
+    fn on_pressure(&self, work: Box<dyn Fn()>) {
+        self.on_pressure(work);
     }
 }
 

@@ -312,6 +312,11 @@ impl Disk {
         (self.0.volume.max_size() / 2).min(frames * FRAME_LEN as u64)
     }
 
+    /// `work` is done each time that space is so short that somebody is about to be refused. It does not wait.
+    pub fn on_pressure(&self, work: Box<dyn Fn()>) {
+        self.0.set_on_pressure(work);
+    }
+
     /// From now on what waits for space gets `DiskError::Stopping`, and so does every new write.
     pub fn refuse_writes(&self) {
         self.0.stop();

@@ -72,6 +72,8 @@ pub(super) struct Core {
     /// Chunks whose blob is gone, and the ticket of the record that says so.
     graves: RefCell<Vec<Grave>>,
     wake_gravedigger: Event,
+    /// What is to be done when space is so short that somebody is about to be refused.
+    on_pressure: RefCell<Option<Box<dyn Fn()>>>,
     /// Large blobs being written.
     pub(super) writers: Cell<usize>,
 }
@@ -289,6 +291,7 @@ impl Core {
             last_write_failure: Cell::default(),
             graves: RefCell::default(),
             wake_gravedigger: Event::default(),
+            on_pressure: RefCell::default(),
             writers: Cell::default(),
         });
         rt::spawn(flush_loop(Rc::downgrade(&core), core.wake_flusher.clone()));
@@ -312,6 +315,16 @@ impl Core {
     pub(super) fn stop(&self) {
         self.stopping.set(true);
         self.own_shards().for_each(|shard| shard.changed.notify());
+    }
+
+    pub(super) fn set_on_pressure(&self, work: Box<dyn Fn()>) {
+        *self.on_pressure.borrow_mut() = Some(work);
+    }
+
+    pub(super) fn press(&self) {
+        if let Some(work) = &*self.on_pressure.borrow() {
+            work();
+        }
     }
 
     pub(super) fn own_shards(&self) -> impl Iterator<Item = &Rc<Shard>> {

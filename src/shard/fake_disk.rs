@@ -34,6 +34,8 @@ pub struct State {
     pub slow: bool,
     pub damaged: Vec<Key>,
     pub reads: usize,
+    /// What the worker wants done when space is short.
+    pub on_pressure: Option<Rc<dyn Fn()>>,
     versions: u64,
 }
 
@@ -51,6 +53,7 @@ impl Default for FakeDisk {
             slow: false,
             damaged: Vec::new(),
             reads: 0,
+            on_pressure: None,
             versions: 0,
         }))
     }
@@ -146,6 +149,10 @@ impl BlobDisk for FakeDisk {
 
     fn max_blob_len(&self) -> u64 {
         self.with(|state| state.max_blob_len)
+    }
+
+    fn on_pressure(&self, work: Box<dyn Fn()>) {
+        self.with(|state| state.on_pressure = Some(work.into()));
     }
 }
 

@@ -32,6 +32,8 @@ pub(super) enum FromPool {
     Reclaim(Order),
     /// A new epoch has begun.
     Epoch(Epoch),
+    /// Somebody is about to be refused: what holds space and does nothing is to give it back.
+    Pressure,
 }
 
 /// The pool itself: to be run on core 0.
@@ -42,6 +44,9 @@ pub struct PoolMain {
     cores: Vec<ToCore>,
     replies: HashMap<u64, ReplyTo<Option<Lease>>>,
     next_id: u64,
+    /// How often the cores were pressed since a segment was granted, and whether they have had time to answer.
+    pressed: u32,
+    may_press: bool,
 }
 
 /// The pool's connection to one core.
@@ -60,8 +65,11 @@ pub struct PoolPort {
     pub(super) leased_in: HashMap<u32, Epoch>,
 }
 
-/// How long a refused upload has to give its space back before another is refused.
+/// How long a refused upload has to give its space back before another is refused; also what was pressed to do so.
 const REFUSAL_PAUSE: Duration = Duration::from_millis(30);
+/// How often the cores are pressed to give back space before somebody is refused. Why more than once: the first time parks
+/// uploads that stand still, the next one frees them.
+const PRESSES_MAX: u32 = 3;
 
 /// Makes the pool for `volume` and the ports for `cores` cores.
 pub fn wire(volume: &Volume, cores: usize) -> (PoolMain, Vec<PoolPort>) {
@@ -82,13 +90,15 @@ pub fn wire(volume: &Volume, cores: usize) -> (PoolMain, Vec<PoolPort>) {
     let (cores, ports) = leased_in
         .into_iter()
         .map(|leased_in| {
-            // Room for every order that can be out, and for an epoch.
-            let (to_core, messages) = bounded(RECLAIMS_MAX + 1);
+            // Room for every order that can be out, for an epoch and for pressure.
+            let (to_core, messages) = bounded(RECLAIMS_MAX + 2);
             let port = PoolPort { requests: sender.clone(), messages, epoch, leased_in };
             (ToCore { sender: to_core, told: epoch }, port)
         })
         .unzip();
-    (PoolMain { pool, map, requests, cores, replies: HashMap::new(), next_id: 0 }, ports)
+    let main =
+        PoolMain { pool, map, requests, cores, replies: HashMap::new(), next_id: 0, pressed: 0, may_press: true };
+    (main, ports)
 }
 
 impl PoolMain {
@@ -106,7 +116,7 @@ impl PoolMain {
             };
             match message {
                 None => return,
-                Some(None) => paused = false,
+                Some(None) => (paused, self.may_press) = (false, true),
                 Some(Some(message)) => {
                     // What came back may be enough for those who still wait.
                     paused &= !matches!(message, ToPool::Returned { .. });
@@ -158,17 +168,36 @@ impl PoolMain {
         }
     }
 
-    /// True when somebody was refused.
+    /// Before anybody is refused the cores are pressed to give back space, a few times. False when that has been done.
+    fn press(&mut self) -> bool {
+        if self.pressed >= PRESSES_MAX {
+            return false;
+        }
+        if std::mem::replace(&mut self.may_press, false) {
+            self.pressed += 1;
+            // A core that has no room has enough to do.
+            self.cores.iter_mut().for_each(|core| drop(core.sender.try_send(FromPool::Pressure)));
+        }
+        true
+    }
+
+    /// True when there is to be a pause: somebody was refused, or is about to be.
     fn carry_out(&mut self, step: Step) -> bool {
         match step {
             Step::Grant(waiter, lease) => {
+                self.pressed = 0;
                 let taken = self.replies.remove(&waiter.id).map(|reply| reply.offer(Some(lease)));
                 if !matches!(taken, Some(Ok(()))) {
                     self.pool.returned(lease.segment, Outcome::Freed);
                 }
                 false
             }
+            Step::Refuse(waiter) if self.press() => {
+                self.pool.ask(waiter);
+                true
+            }
             Step::Refuse(waiter) => {
+                self.pressed = 0;
                 if let Some(reply) = self.replies.remove(&waiter.id) {
                     reply.send(None);
                 }

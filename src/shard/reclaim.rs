@@ -39,6 +39,10 @@ pub(super) async fn order_loop(core: Weak<Core>, mut messages: Receiver<FromPool
                 core.epoch.set(epoch);
                 continue;
             }
+            FromPool::Pressure => {
+                core.press();
+                continue;
+            }
         };
         let task = core.clone();
         core.reclaims.spawn(async move {

@@ -243,6 +243,27 @@ impl<D: BlobDisk> Uploads<D> {
         }
     }
 
+    /// Somebody is about to be refused for want of disk space: frees what is parked, and ends uploads that stand still, the
+    /// half that has stood longest. They are parked, and freed when that was not enough.
+    pub fn give_way(&self, gate: &WriteGate, now: Instant) {
+        self.clear();
+        let idle_min = gate.limits().idle;
+        let mut idle: Vec<(Instant, Rc<Running>)> = self.0.with(|table| {
+            let still = |running: &Rc<Running>| {
+                let since = running.idle_since.get().filter(|_| !running.is_to_yield.get())?;
+                (now.saturating_duration_since(since) >= idle_min).then(|| (since, running.clone()))
+            };
+            table.running.values().filter_map(still).collect()
+        });
+        idle.sort_by_key(|(since, _)| *since);
+        let count = idle.len().div_ceil(2).max(GIVE_WAY_MIN);
+        for (_, running) in idle.into_iter().take(count) {
+            gate.note_yielded();
+            running.is_to_yield.set(true);
+            running.wanted.notify();
+        }
+    }
+
     /// Raw bytes that the session has; the client may go on from there.
     pub fn report(&self, key: &UploadKey) -> u64 {
         self.0.with(|table| {
@@ -506,6 +527,8 @@ impl<D: BlobDisk> Task<D> {
     }
 }
 
+/// Uploads that give way at a time when space is short, at least.
+const GIVE_WAY_MIN: usize = 8;
 /// Memory of a parked session besides its bytes and its name, in bytes.
 const PARKED_OVERHEAD: usize = 1024;
 /// How often an upload asks a running one for its session before it gives up.

@@ -87,7 +87,7 @@ impl<D: BlobDisk> Clone for Worker<D> {
 
 impl<D: BlobDisk> Worker<D> {
     pub fn new(disk: D, config: WorkerConfig) -> Self {
-        Self(Rc::new(Inner {
+        let worker = Self(Rc::new(Inner {
             disk,
             ram: Local::new(RamTier::new(config.ram_bytes)),
             fences: Fences::default(),
@@ -100,7 +100,14 @@ impl<D: BlobDisk> Worker<D> {
             stored_blobs: Cell::new(0),
             stored_raw_bytes: Cell::new(0),
             already_present: Cell::new(0),
-        }))
+        }));
+        let weak = Rc::downgrade(&worker.0);
+        worker.0.disk.on_pressure(Box::new(move || {
+            if let Some(inner) = weak.upgrade() {
+                inner.uploads.give_way(&inner.write_gate, rt::time::now());
+            }
+        }));
+        worker
     }
 
     pub fn stats(&self) -> WorkerStats {

@@ -179,6 +179,51 @@ fn an_idle_upload_yields_its_slot() {
     });
 }
 
+/// Goal: when space is short, uploads that stand still give theirs back, half of them at a time; others go on. Method: 20
+/// uploads; the disk presses until nothing is left to give. The same with a long time to stand still.
+#[test]
+fn idle_uploads_give_their_space_back() {
+    block_on(async {
+        for idle in [Duration::ZERO, Duration::from_secs(3600)] {
+            let writes = WriteLimits { idle, ..WriteLimits::new(100, Duration::ZERO) };
+            let config = WorkerConfig { writes, ..super::worker_config(StorageMode::Uncompressed, 0) };
+            let disk = FakeDisk::default();
+            let worker = Worker::new(disk.clone(), config);
+            let mut uploads = Vec::new();
+            for seed in 0..20 {
+                let large = SplitMix64(seed).noise(3 * FRAME_LEN);
+                let Ok(Opened::Ready(mut upload)) = worker.open_upload(key_of(&large), 0).await else { panic!("new") };
+                upload.write(vec![large.slice(..2 * FRAME_LEN)]).await.expect("consumed");
+                uploads.push((upload, large));
+            }
+            while worker.stats().writes.in_flight < 20 || disk.with(|state| state.frames_in_flight) < 40 {
+                rt::time::yield_once().await;
+            }
+            let press = disk.with(|state| state.on_pressure.clone()).expect("the worker wants to know");
+            if idle > Duration::ZERO {
+                press();
+                for (mut upload, large) in uploads {
+                    upload.write(vec![large.slice(2 * FRAME_LEN..)]).await.expect("consumed");
+                    assert_eq!(upload.finish().await, Ok(PutOutcome::Stored));
+                }
+                assert_eq!(worker.stats().writes.yielded, 0);
+                continue;
+            }
+            for (parked, ended) in [(10, 10), (8, 18), (2, 20), (0, 20)] {
+                press();
+                while worker.stats().tasks > 20 - ended {
+                    rt::time::yield_once().await;
+                }
+                assert_eq!((worker.stats().parked_uploads, worker.stats().writes.yielded), (parked, ended));
+                assert_eq!(disk.with(|state| state.frames_in_flight) as u64, 2 * (20 - ended + parked));
+            }
+            for (mut upload, _) in uploads {
+                assert!(matches!(upload.ended().await, UploadEnd::Failed(StoreError::Yielded)));
+            }
+        }
+    });
+}
+
 /// Goal: a stop refuses who waits and waits for who writes. Method: one slot, held, and a write that waits.
 #[test]
 fn a_stop_refuses_who_waits() {
