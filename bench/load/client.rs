@@ -1,18 +1,21 @@
 //! A gRPC client on bare h2 that costs less than the server it drives: one thread, no copy of payload, few system calls.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
 use bytes::buf::Chain;
 use bytes::{Buf, Bytes};
-use h2::client::SendRequest;
-use http::{HeaderMap, HeaderValue, Request, Uri, header};
+use h2::client::{ResponseFuture, SendRequest};
+use h2::{RecvStream, SendStream};
+use http::{HeaderMap, HeaderValue, Request, Response, Uri, header};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::task::AbortHandle;
 
 /// A message to send: its head, and payload that is only referred to.
 pub type Message = Chain<Bytes, Bytes>;
@@ -79,9 +82,10 @@ pub enum Method {
     BatchRead,
     UpdateAction,
     GetAction,
+    Health,
 }
 
-const PATHS: [&str; 7] = [
+const PATHS: [&str; 8] = [
     "/google.bytestream.ByteStream/Write",
     "/google.bytestream.ByteStream/Read",
     "/build.bazel.remote.execution.v2.ContentAddressableStorage/FindMissingBlobs",
@@ -89,15 +93,27 @@ const PATHS: [&str; 7] = [
     "/build.bazel.remote.execution.v2.ContentAddressableStorage/BatchReadBlobs",
     "/build.bazel.remote.execution.v2.ActionCache/UpdateActionResult",
     "/build.bazel.remote.execution.v2.ActionCache/GetActionResult",
+    "/grpc.health.v1.Health/Check",
 ];
 
 /// HTTP/2 settings of a connection, in bytes.
 #[derive(Clone, Copy)]
 pub struct Windows {
-    pub stream: u32,
-    pub connection: u32,
-    /// The largest DATA frame that we accept.
-    pub frame: u32,
+    stream: u32,
+    connection: u32,
+    frame: u32,
+}
+
+impl Windows {
+    /// A connection's window is 16 times a stream's; `frame` is the largest DATA frame that we accept.
+    pub fn new(stream: u64, frame: u64) -> Self {
+        let within = |value: u64, min: u32, max: u32| u32::try_from(value).unwrap_or(max).clamp(min, max);
+        Self {
+            stream: within(stream, 1, i32::MAX as u32),
+            connection: within(stream * 16, 65_535, i32::MAX as u32),
+            frame: within(frame, 16_384, (1 << 24) - 1),
+        }
+    }
 }
 
 /// One HTTP/2 connection.
@@ -106,6 +122,8 @@ pub struct Connection {
     send: SendRequest<Message>,
     uris: Rc<[Uri]>,
     headers: HeaderMap,
+    io: SharedIo,
+    driver: AbortHandle,
 }
 
 impl Connection {
@@ -131,10 +149,11 @@ impl Connection {
             .enable_push(false)
             .handshake::<_, Message>(io.clone())
             .await?;
-        tokio::task::spawn_local(poll_fn(move |cx| {
+        let drained = io.clone();
+        let driver = tokio::task::spawn_local(poll_fn(move |cx| {
             let done = Pin::new(&mut connection).poll(cx);
             // h2 flushes for each DATA frame; the bytes of all streams leave together here instead.
-            match io.0.borrow_mut().poll_drain(cx) {
+            match drained.0.borrow_mut().poll_drain(cx) {
                 Poll::Ready(Err(_)) => Poll::Ready(()),
                 _ => done.map(|_| ()),
             }
@@ -143,7 +162,24 @@ impl Connection {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
         headers.insert(header::USER_AGENT, HeaderValue::from_static("ringcas-load/1"));
-        Ok(Self { send, uris: uris.into(), headers })
+        Ok(Self { send, uris: uris.into(), headers, io, driver: driver.abort_handle() })
+    }
+
+    /// Cuts the connection off with a TCP reset, as a machine that crashes does.
+    pub fn reset(self) -> Result<(), CallError> {
+        self.driver.abort();
+        let io = self.io.0.borrow();
+        io.tcp.set_zero_linger().map_err(|error| CallError::new("CONNECTION", error))
+    }
+
+    /// Opens a stream for `method`.
+    async fn begin(&self, method: Method) -> Result<(ResponseFuture, SendStream<Message>), CallError> {
+        let mut request = Request::new(());
+        *request.method_mut() = http::Method::POST;
+        *request.version_mut() = http::Version::HTTP_2;
+        *request.uri_mut() = self.uris[method as usize].clone();
+        *request.headers_mut() = self.headers.clone();
+        Ok(self.send.clone().ready().await?.send_request(request, false)?)
     }
 
     /// Calls `method` with `messages` and hands each DATA chunk of the answer to `sink`. `Ok` is the status OK.
@@ -153,12 +189,7 @@ impl Connection {
         messages: impl IntoIterator<Item = Message>,
         mut sink: impl FnMut(&[u8]) -> Result<(), CallError>,
     ) -> Result<(), CallError> {
-        let mut request = Request::new(());
-        *request.method_mut() = http::Method::POST;
-        *request.version_mut() = http::Version::HTTP_2;
-        *request.uri_mut() = self.uris[method as usize].clone();
-        *request.headers_mut() = self.headers.clone();
-        let (response, mut stream) = self.send.clone().ready().await?.send_request(request, false)?;
+        let (response, mut stream) = self.begin(method).await?;
         let mut messages = messages.into_iter().peekable();
         while let Some(message) = messages.next() {
             // h2 keeps what the windows do not let through yet; it holds handles, not copies.
@@ -166,22 +197,7 @@ impl Connection {
                 break; // The server has answered already: its answer tells.
             }
         }
-        let (head, mut body) = response.await?.into_parts();
-        if head.status != http::StatusCode::OK {
-            return Err(CallError::new("HTTP", head.status));
-        }
-        if head.headers.contains_key("grpc-status") {
-            return status(&head.headers);
-        }
-        while let Some(chunk) = body.data().await {
-            let chunk = chunk?;
-            body.flow_control().release_capacity(chunk.len())?;
-            sink(&chunk)?;
-        }
-        match body.trailers().await? {
-            Some(trailers) => status(&trailers),
-            None => Err(CallError::new("WRONG_ANSWER", "a stream without a status")),
-        }
+        finish(response.await?, &mut sink).await
     }
 
     /// Calls `method` and returns its one answer, without the prefix.
@@ -196,13 +212,128 @@ impl Connection {
             Ok(())
         };
         self.call(method, messages, gather).await?;
-        match answer.split_first_chunk::<5>() {
-            Some(([0, len @ ..], rest)) if u32::from_be_bytes(*len) as usize == rest.len() => {
-                answer.drain(..5);
-                Ok(answer)
+        one_message(answer)
+    }
+
+    /// Calls Write with `messages` made as flow control takes them, with `pause` after each. `moved` is set whenever one
+    /// has been handed over. An answer that comes early ends the sending.
+    pub async fn push(
+        &self,
+        messages: impl Iterator<Item = Message>,
+        pause: Duration,
+        moved: &Cell<Option<Instant>>,
+    ) -> Result<Vec<u8>, CallError> {
+        let (mut response, mut stream) = self.begin(Method::Write).await?;
+        let mut messages = messages.peekable();
+        let mut early = None;
+        while let Some(message) = messages.next() {
+            stream.reserve_capacity(message.remaining());
+            match poll_fn(|cx| poll_room(&mut response, &mut stream, cx)).await {
+                Room::Some => {}
+                Room::Answered(answer) => {
+                    early = Some(answer?);
+                    break;
+                }
+                Room::Closed => break, // The server has answered already: its answer tells.
             }
-            _ => Err(CallError::new("WRONG_ANSWER", "not exactly one uncompressed message")),
+            if stream.send_data(message, messages.peek().is_none()).is_err() {
+                break;
+            }
+            moved.set(Some(Instant::now()));
+            if !pause.is_zero()
+                && messages.peek().is_some()
+                && let Ok(answer) = tokio::time::timeout(pause, &mut response).await
+            {
+                early = Some(answer?);
+                break;
+            }
         }
+        let head = match early {
+            Some(head) => head,
+            None => response.await?,
+        };
+        let mut answer = Vec::new();
+        let mut gather = |chunk: &[u8]| {
+            answer.extend_from_slice(chunk);
+            Ok(())
+        };
+        finish(head, &mut gather).await?;
+        one_message(answer)
+    }
+
+    /// Calls Read and takes what the windows let through, without ever opening them again. `moved` is set when the
+    /// answer begins. Returns when the answer ends, which one that is longer than the window never does by itself.
+    pub async fn stall(&self, request: Message, moved: &Cell<Option<Instant>>) -> Result<(), CallError> {
+        let (response, mut stream) = self.begin(Method::Read).await?;
+        stream.send_data(request, true)?;
+        let (head, mut body) = response.await?.into_parts();
+        moved.set(Some(Instant::now()));
+        if head.headers.contains_key("grpc-status") {
+            return status(&head.headers);
+        }
+        while let Some(chunk) = body.data().await {
+            // The chunk is dropped and its credit kept: the client stays small however many readers it plays.
+            drop(chunk?);
+        }
+        last_word(&mut body).await
+    }
+}
+
+/// What a sender waits for.
+enum Room {
+    Some,
+    Answered(Result<Response<RecvStream>, h2::Error>),
+    Closed,
+}
+
+fn poll_room(response: &mut ResponseFuture, stream: &mut SendStream<Message>, cx: &mut Context<'_>) -> Poll<Room> {
+    if let Poll::Ready(answer) = Pin::new(response).poll(cx) {
+        return Poll::Ready(Room::Answered(answer));
+    }
+    while stream.capacity() == 0 {
+        match ready!(stream.poll_capacity(cx)) {
+            Some(Ok(_)) => {}
+            Some(Err(_)) | None => return Poll::Ready(Room::Closed),
+        }
+    }
+    Poll::Ready(Room::Some)
+}
+
+/// Hands the body of an answer to `sink`. `Ok` is the status OK.
+async fn finish(
+    answer: Response<RecvStream>,
+    sink: &mut impl FnMut(&[u8]) -> Result<(), CallError>,
+) -> Result<(), CallError> {
+    let (head, mut body) = answer.into_parts();
+    if head.status != http::StatusCode::OK {
+        return Err(CallError::new("HTTP", head.status));
+    }
+    if head.headers.contains_key("grpc-status") {
+        return status(&head.headers);
+    }
+    while let Some(chunk) = body.data().await {
+        let chunk = chunk?;
+        body.flow_control().release_capacity(chunk.len())?;
+        sink(&chunk)?;
+    }
+    last_word(&mut body).await
+}
+
+async fn last_word(body: &mut RecvStream) -> Result<(), CallError> {
+    match body.trailers().await? {
+        Some(trailers) => status(&trailers),
+        None => Err(CallError::new("WRONG_ANSWER", "a stream without a status")),
+    }
+}
+
+/// The one message of a unary answer, without its prefix.
+fn one_message(mut answer: Vec<u8>) -> Result<Vec<u8>, CallError> {
+    match answer.split_first_chunk::<5>() {
+        Some(([0, len @ ..], rest)) if u32::from_be_bytes(*len) as usize == rest.len() => {
+            answer.drain(..5);
+            Ok(answer)
+        }
+        _ => Err(CallError::new("WRONG_ANSWER", "not exactly one uncompressed message")),
     }
 }
 

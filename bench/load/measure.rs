@@ -1,7 +1,9 @@
-//! What a run measures: latencies in buckets, errors by code, and the server's own account of itself in /proc.
+//! What a run measures: latencies in buckets, errors by code.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::time::Duration;
+
+use crate::client::CallError;
 
 /// Sub-buckets of each power of two: 128, so that a percentile is right within 0.8 %.
 const SUB_BITS: u32 = 7;
@@ -24,6 +26,10 @@ impl Histogram {
         self.buckets[Self::bucket(value)] += 1;
         self.count += 1;
         self.max = self.max.max(value);
+    }
+
+    pub fn record_duration(&mut self, value: Duration) {
+        self.record(u64::try_from(value.as_nanos()).unwrap_or(u64::MAX));
     }
 
     pub fn merge(&mut self, other: &Self) {
@@ -70,41 +76,38 @@ pub struct Tally {
     pub bytes: u64,
     pub latency: Histogram,
     /// How often each error code came, and the first text that came with it.
-    pub errors: BTreeMap<&'static str, (u64, String)>,
+    pub errors: Codes,
+    /// The same for refusals that the scenario provokes.
+    pub refusals: Codes,
 }
+
+/// A count and the first text for each gRPC code, or what stood for one.
+pub type Codes = BTreeMap<&'static str, (u64, String)>;
 
 impl Tally {
+    pub fn success(&mut self, elapsed: Duration, bytes: u64) {
+        self.ops += 1;
+        self.bytes += bytes;
+        self.latency.record_duration(elapsed);
+    }
+
+    pub fn error(&mut self, error: CallError) {
+        self.ops += 1;
+        self.errors.entry(error.code).or_insert((0, error.text)).0 += 1;
+    }
+
+    pub fn refusal(&mut self, elapsed: Duration, error: CallError) {
+        self.ops += 1;
+        self.latency.record_duration(elapsed);
+        self.refusals.entry(error.code).or_insert((0, error.text)).0 += 1;
+    }
+
+    pub fn refusal_count(&self) -> u64 {
+        self.refusals.values().map(|(count, _)| count).sum()
+    }
+
     pub fn error_count(&self) -> u64 {
         self.errors.values().map(|(count, _)| count).sum()
-    }
-}
-
-/// A process's account of itself.
-#[derive(Clone, Copy, Default)]
-pub struct Process {
-    /// User and system time of all its threads, kernel workers on its behalf included, in seconds.
-    pub cpu_s: f64,
-    /// Resident now and at most so far, in KiB.
-    pub rss_kib: u64,
-    pub rss_peak_kib: u64,
-}
-
-impl Process {
-    /// Reads `/proc/<pid>/stat` and `/proc/<pid>/status`; `None` when there is no such process.
-    pub fn read(pid: u32) -> Option<Self> {
-        /// Clock ticks in a second (USER_HZ), a constant of the Linux ABI on every architecture of today.
-        const TICKS_PER_S: f64 = 100.0;
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The command name may hold spaces and brackets: fields are counted after its last bracket. utime and stime
-        // are fields 14 and 15 (proc_pid_stat(5)), `state` after the bracket is field 3.
-        let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
-        let ticks: f64 = fields.next()?.parse::<f64>().ok()? + fields.next()?.parse::<f64>().ok()?;
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let kib = |key: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(key))?;
-            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
-        };
-        Some(Self { cpu_s: ticks / TICKS_PER_S, rss_kib: kib("VmRSS:")?, rss_peak_kib: kib("VmHWM:")? })
     }
 }
 
@@ -140,20 +143,10 @@ mod tests {
     fn quantiles_of_a_ramp() {
         let mut histogram = Histogram::default();
         (1..=100_000).for_each(|value| histogram.record(value));
-        for q in [0.5, 0.9, 0.99, 1.0] {
+        for q in [0.5, 0.9, 0.99, 0.999, 1.0] {
             let got = histogram.quantile(q) as f64;
             assert!((got / (q * 100_000.0) - 1.0).abs() < 0.008, "{q}: {got}");
         }
         assert_eq!(Histogram::default().quantile(0.5), 0);
-    }
-
-    /// Goal: the account of a process is read. Method: our own, after some work.
-    #[test]
-    fn reads_this_process() {
-        let mut x = 1u64;
-        (0..20_000_000u64).for_each(|i| x = std::hint::black_box(x.wrapping_mul(i | 1)));
-        let process = Process::read(std::process::id()).expect("/proc is mounted");
-        assert!(process.cpu_s > 0.0 && process.rss_peak_kib >= process.rss_kib && process.rss_kib > 0);
-        assert!(Process::read(u32::MAX).is_none());
     }
 }

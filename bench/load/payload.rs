@@ -42,6 +42,41 @@ impl SplitMix64 {
     }
 }
 
+/// Sizes of blobs: all the same, or log-normal.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Sizes {
+    median: u64,
+    /// Standard deviation of the logarithm; 0 for one size.
+    sigma: f64,
+}
+
+impl Sizes {
+    /// The largest blob of a distribution, in bytes: the tail beyond it would make two runs differ by a handful of blobs.
+    const MAX: u64 = 64 << 20;
+    /// The normal distribution's 99th percentile, in standard deviations.
+    const P99_SIGMAS: f64 = 2.326_347_874;
+
+    pub fn new(median: u64, p99: Option<u64>) -> Self {
+        let spread = |p99: u64| (p99 as f64 / median.max(1) as f64).ln().max(0.0) / Self::P99_SIGMAS;
+        Self { median, sigma: p99.map_or(0.0, spread) }
+    }
+
+    pub fn draw(&self, random: &mut SplitMix64) -> u64 {
+        if self.sigma == 0.0 {
+            return self.median;
+        }
+        (self.median as f64 * (self.sigma * random.normal()).exp()).clamp(1.0, Self::MAX as f64) as u64
+    }
+
+    pub fn median(&self) -> u64 {
+        self.median
+    }
+
+    pub fn max(&self) -> u64 {
+        if self.sigma == 0.0 { self.median } else { Self::MAX.max(self.median) }
+    }
+}
+
 /// A blob as the client holds it.
 pub struct Blob {
     pub digest: Digest,
@@ -67,9 +102,15 @@ pub struct Maker {
 
 impl Maker {
     pub fn blob(&self, serial: u64, size: u64) -> Blob {
+        let data = self.data(serial, size);
+        let zstd = self.zstd.then(|| compressed(&data));
+        Blob { digest: Digest::of(&data), data, zstd }
+    }
+
+    /// `size` bytes of the asked compressibility.
+    pub fn data(&self, serial: u64, size: u64) -> Bytes {
         let mut random = SplitMix64::new(self.seed, serial);
-        let len = usize::try_from(size).expect("a payload fits the address space");
-        let mut data = vec![0; len];
+        let mut data = vec![0; usize::try_from(size).expect("a payload fits the address space")];
         let random_len = (BLOCK_LEN as f64 * (1.0 - self.compressibility)).round() as usize;
         for block in data.chunks_mut(BLOCK_LEN) {
             let (noise, filler) = block.split_at_mut(random_len.min(block.len()));
@@ -80,14 +121,7 @@ impl Maker {
                 *byte = b"the same words in each block of the file; "[i % 42];
             }
         }
-        let zstd = self.zstd.then(|| {
-            let mut packed = vec![0; zstd_safe::compress_bound(len)];
-            let packed_len = zstd_safe::compress(&mut packed[..], &data, 1).expect("the buffer takes the worst case");
-            packed.truncate(packed_len);
-            packed.shrink_to_fit();
-            Bytes::from(packed)
-        });
-        Blob { digest: Digest::of(&data), data: Bytes::from(data), zstd }
+        Bytes::from(data)
     }
 
     /// A random version 4 UUID for the upload `serial`.
@@ -103,6 +137,15 @@ impl Maker {
             low & 0xffff_ffff_ffff
         )
     }
+}
+
+/// One zstd frame of `data`.
+pub fn compressed(data: &[u8]) -> Bytes {
+    let mut packed = vec![0; zstd_safe::compress_bound(data.len())];
+    let packed_len = zstd_safe::compress(&mut packed[..], data, 1).expect("the buffer takes the worst case");
+    packed.truncate(packed_len);
+    packed.shrink_to_fit();
+    Bytes::from(packed)
 }
 
 #[cfg(test)]
@@ -123,5 +166,23 @@ mod tests {
         assert_eq!(maker.blob(1, 0).data.len(), 0);
         assert_eq!(maker.uuid(1).len(), 36);
         assert_ne!(maker.uuid(1), maker.uuid(2));
+    }
+
+    /// Goal: sizes are distributed as asked. Method: 200,000 draws, sorted; both quantiles that define the distribution.
+    #[test]
+    fn sizes_have_their_quantiles() {
+        for (median, p99) in [(8 << 10, 4 << 20), (100, 1000), (1 << 20, 4 << 20)] {
+            let sizes = Sizes::new(median, Some(p99));
+            let mut random = SplitMix64::new(11, median);
+            let mut drawn: Vec<u64> = (0..200_000).map(|_| sizes.draw(&mut random)).collect();
+            drawn.sort_unstable();
+            for (index, want) in [(100_000, median as f64), (198_000, p99 as f64)] {
+                let ratio = drawn[index] as f64 / want;
+                assert!((0.93..1.07).contains(&ratio), "{median}, {p99}: {ratio} at {index}");
+            }
+            assert!(drawn[0] >= 1 && drawn[199_999] <= sizes.max());
+        }
+        let fixed = Sizes::new(0, None);
+        assert_eq!((fixed.draw(&mut SplitMix64::new(1, 1)), fixed.max()), (0, 0));
     }
 }

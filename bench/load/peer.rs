@@ -95,6 +95,7 @@ impl Peer {
         }
         let request = messages[0];
         match method {
+            "Check" => vec![vec![8, 1]],
             "Write" => vec![self.write(&messages)],
             "Read" => {
                 let name = text(bytes_field(request, 1)[0]);

@@ -1,55 +1,24 @@
-//! What is asked of the server: scenarios are lists of phases, a phase makes jobs, a job is one call and its check.
+//! What is asked of the server: scenarios are lists of phases, a phase makes jobs.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BytesMut};
 
-use crate::client::{self, CallError, Connection, Message, Method};
-use crate::payload::{Blob, Maker, SplitMix64};
-use crate::wire::{self, Digest, Malformed, ReadParser};
-use crate::{Flags, Scenario};
+use crate::client::{Method, Windows};
+use crate::flags::{Flags, Scenario};
+use crate::job::{Check, Job, Leave, Push, Work};
+use crate::payload::{Blob, Maker, Sizes, SplitMix64};
+use crate::stamped::{Family, Stamped};
+use crate::wire::{self, Digest};
 
-/// Log-normal sizes of a build: median 8 KiB, 99th percentile 4 MiB. The normal's 99th percentile is 2.3263 sigma.
-const MIX_MEDIAN_BYTES: f64 = 8192.0;
-const MIX_SIGMA: f64 = 6.238_324_6 / 2.326_347_9;
-/// The largest blob of a mix, in bytes: the tail beyond it would make two runs differ by a handful of blobs.
-const MIX_MAX_BYTES: f64 = (64u64 << 20) as f64;
-/// Reads in 100 operations of a mix.
-const MIX_READS: u64 = 70;
 /// Each how many compressed answers are decoded and compared: all would cost the client more than the server.
 const DECODE_EACH: u64 = 16;
 /// Serial numbers of blobs that are stored before the timed phase start here.
 const FILL_SERIALS: u64 = 1 << 40;
 /// Files of each ActionResult.
 const OUTPUTS_PER_ACTION: u64 = 4;
-
-/// One call, ready to be sent.
-pub enum Job {
-    Write { messages: Vec<Message>, size: u64, sent: u64 },
-    Read { blob: Rc<Blob>, name: String, decode: bool },
-    Call { kind: &'static str, method: Method, message: Bytes, check: Check, work: Work },
-}
-
-/// What a unary answer must say.
-pub enum Check {
-    /// So many digests are missing.
-    Missing(usize),
-    /// An ActionResult, not empty.
-    Action,
-    /// So many items, all OK.
-    Updated(usize),
-    /// These blobs, in any order of items that the request had.
-    Blobs(Vec<Rc<Blob>>),
-}
-
-/// What a successful job has moved.
-#[derive(Clone, Copy, Default)]
-pub struct Work {
-    /// Payload bytes, uncompressed.
-    pub bytes: u64,
-    pub digests: u64,
-}
 
 /// Makes the job of a serial number.
 pub type Make = Box<dyn FnMut(u64) -> Job>;
@@ -62,114 +31,8 @@ pub struct Phase {
     /// Whether the jobs are worth making before the clock starts.
     pub prepare: bool,
     pub make: Make,
-}
-
-impl Job {
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Write { .. } => "write",
-            Self::Read { .. } => "read",
-            Self::Call { kind, .. } => kind,
-        }
-    }
-
-    /// Bytes that the job holds in memory, roughly.
-    pub fn held_bytes(&self) -> u64 {
-        match self {
-            Self::Write { messages, sent, .. } => sent + 64 * messages.len() as u64 + 256,
-            Self::Read { .. } => 256,
-            Self::Call { message, .. } => message.len() as u64 + 128,
-        }
-    }
-
-    pub async fn run(self, connection: &Connection) -> Result<Work, CallError> {
-        match self {
-            Self::Write { messages, size, sent } => {
-                let answer = connection.unary(Method::Write, messages).await?;
-                let committed = wire::committed_size(&answer)?;
-                // Each of the three is right for a compressed upload in some client's eyes.
-                if committed != size as i64 && (size == sent || (committed != sent as i64 && committed != -1)) {
-                    return Err(CallError::new("WRONG_ANSWER", format!("committed_size {committed} of {size}")));
-                }
-                Ok(Work { bytes: size, digests: 0 })
-            }
-            Self::Read { blob, name, decode } => read(connection, &blob, &name, decode).await,
-            Self::Call { method, message, check, work, .. } => {
-                let answer = connection.unary(method, [client::whole(message)]).await?;
-                check.verify(&answer)?;
-                Ok(work)
-            }
-        }
-    }
-}
-
-async fn read(connection: &Connection, blob: &Blob, name: &str, decode: bool) -> Result<Work, CallError> {
-    let mut parser = ReadParser::default();
-    let mut gathered = Vec::new();
-    let (mut len, mut is_same) = (0, true);
-    let sink = |chunk: &[u8]| {
-        parser.feed(chunk, |data| {
-            if blob.zstd.is_none() {
-                is_same &= blob.data.get(len..len + data.len()) == Some(data);
-            } else if decode {
-                gathered.extend_from_slice(data);
-            }
-            len += data.len();
-        })?;
-        Ok(())
-    };
-    connection.call(Method::Read, [client::whole(wire::read_request(name))], sink).await?;
-    let is_whole = parser.at_end() && if blob.zstd.is_none() { len == blob.data.len() } else { len > 0 };
-    if decode {
-        is_same = unpack(&gathered, blob.data.len()).as_deref() == Some(&blob.data[..]);
-    }
-    if !is_same || !is_whole {
-        return Err(CallError::new("WRONG_ANSWER", format!("{name} came back as other bytes ({len} of them)")));
-    }
-    Ok(Work { bytes: blob.digest.size, digests: 0 })
-}
-
-/// Decodes a zstd stream of known content size.
-fn unpack(data: &[u8], len: usize) -> Option<Vec<u8>> {
-    let mut out = vec![0; len];
-    (zstd_safe::decompress(&mut out[..], data).ok()? == len).then_some(out)
-}
-
-impl From<Malformed> for CallError {
-    fn from(error: Malformed) -> Self {
-        Self::new("WRONG_ANSWER", error.0)
-    }
-}
-
-impl Check {
-    fn verify(&self, answer: &[u8]) -> Result<(), CallError> {
-        let (got, wanted) = match self {
-            Self::Missing(wanted) => (wire::missing_count(answer)?, *wanted),
-            Self::Action => (usize::from(!answer.is_empty()), 1),
-            Self::Updated(wanted) => {
-                let mut fine = 0;
-                wire::for_each_item(answer, false, |item| fine += usize::from(item.code == 0))?;
-                (fine, *wanted)
-            }
-            Self::Blobs(blobs) => {
-                let (mut fine, mut rest) = (0, blobs.iter());
-                wire::for_each_item(answer, true, |item| {
-                    let Some(blob) = rest.next() else { return };
-                    let is_same = if item.compressor == 0 {
-                        item.data == blob.data
-                    } else {
-                        unpack(item.data, blob.data.len()).as_deref() == Some(&blob.data[..])
-                    };
-                    fine += usize::from(item.code == 0 && is_same);
-                })?;
-                (fine, blobs.len())
-            }
-        };
-        if got == wanted {
-            return Ok(());
-        }
-        Err(CallError::new("WRONG_ANSWER", format!("{got} items as they should be, not {wanted}")))
-    }
+    /// What the blobs of pushes are made from, for those who want to see them again.
+    pub family: Option<Rc<Family>>,
 }
 
 /// What the phases of one repeat share.
@@ -177,26 +40,30 @@ impl Check {
 pub struct Plan {
     flags: Rc<Flags>,
     maker: Rc<Maker>,
+    sizes: Sizes,
     /// Blobs that are stored before the timed phase, to be read or looked for. Made once for all repeats.
     stored: Rc<RefCell<Vec<Rc<Blob>>>>,
+    /// ActionResults that this repeat has stored.
+    actions: Rc<Cell<u64>>,
 }
 
 impl Plan {
     pub fn new(flags: Rc<Flags>, seed: u64) -> Self {
         let maker = Maker { seed, compressibility: flags.compressibility, zstd: flags.zstd };
-        Self { flags, maker: Rc::new(maker), stored: Rc::default() }
+        let sizes = flags.sizes();
+        Self { flags, maker: Rc::new(maker), sizes, stored: Rc::default(), actions: Rc::default() }
     }
 
     /// The same stored blobs, but new ones from now on.
     pub fn reseeded(&self, seed: u64) -> Self {
         let maker = Maker { seed, compressibility: self.flags.compressibility, zstd: self.flags.zstd };
-        Self { maker: Rc::new(maker), ..self.clone() }
+        Self { maker: Rc::new(maker), actions: Rc::default(), ..self.clone() }
     }
 
     /// The phases of `repeat`. Only the first stores what is read later.
     pub fn phases(&self, repeat: u32) -> Vec<Phase> {
         let fill = || (repeat == 0).then(|| self.fill());
-        let timed = |name, prepare, make| Some(Phase { name, fill: None, prepare, make });
+        let timed = |name, prepare, make| Some(Phase { name, fill: None, prepare, make, family: None });
         let phases = match self.flags.scenario {
             Scenario::Write => vec![timed("write", true, self.writes())],
             Scenario::Read => vec![fill(), timed("read", false, self.reads())],
@@ -212,6 +79,10 @@ impl Plan {
                 timed("batch-read", false, self.batch_reads()),
             ],
             Scenario::Mix => vec![fill(), timed("mix", true, self.mix())],
+            Scenario::Burst => vec![Some(self.burst())],
+            Scenario::StalledReaders => vec![fill(), timed("stalled-readers", false, self.stalls())],
+            Scenario::SlowWriters => vec![Some(self.slow_writers())],
+            Scenario::Churn => vec![timed("churn", false, self.visits())],
         };
         phases.into_iter().flatten().collect()
     }
@@ -223,7 +94,7 @@ impl Plan {
             plan.stored.borrow_mut().push(Rc::clone(&blob));
             plan.write(FILL_SERIALS + serial, &blob)
         };
-        Phase { name: "fill", fill: Some(self.flags.blobs), prepare: false, make: Box::new(make) }
+        Phase { name: "fill", fill: Some(self.flags.blobs()), prepare: false, make: Box::new(make), family: None }
     }
 
     fn writes(&self) -> Make {
@@ -239,7 +110,7 @@ impl Plan {
     fn mix(&self) -> Make {
         let plan = self.clone();
         Box::new(move |serial| {
-            if SplitMix64::new(!plan.maker.seed, serial).below(100) < MIX_READS {
+            if SplitMix64::new(!plan.maker.seed, serial).unit() <= plan.flags.reads {
                 plan.read(serial)
             } else {
                 plan.write(serial, &plan.maker.blob(serial, plan.size(serial)))
@@ -272,16 +143,16 @@ impl Plan {
             let outputs: Vec<_> = (0..OUTPUTS_PER_ACTION).map(|_| pick(&stored, &mut random).digest).collect();
             let message = wire::update_action_request(&plan.flags.instance, &action, &outputs);
             let (kind, method) = ("action-update", Method::UpdateAction);
-            Job::Call { kind, method, message, check: Check::Action, work: Work::default() }
+            let check = Check::ActionStored(Rc::clone(&plan.actions));
+            Job::Call { kind, method, message, check, work: Work::default() }
         })
     }
 
-    /// Gets what `action_updates` of the same seed has put, as far as the count goes.
+    /// Gets what `action_updates` of the same seed has put.
     fn action_gets(&self) -> Make {
         let plan = self.clone();
-        let known = self.flags.count.unwrap_or(1);
         Box::new(move |serial| {
-            let action = absent(&mut SplitMix64::new(plan.maker.seed, serial % known));
+            let action = absent(&mut SplitMix64::new(plan.maker.seed, serial % plan.actions.get().max(1)));
             let message = wire::get_action_request(&plan.flags.instance, &action);
             let (kind, method) = ("action-get", Method::GetAction);
             Job::Call { kind, method, message, check: Check::Action, work: Work::default() }
@@ -290,13 +161,15 @@ impl Plan {
 
     fn batch_updates(&self) -> Make {
         let plan = self.clone();
-        let per_call = self.batch_len();
+        let per_call = self.flags.digests_per_call as u64;
         Box::new(move |serial| {
-            let serials = serial * per_call..(serial + 1) * per_call;
-            let blobs: Vec<_> = serials.map(|serial| plan.maker.blob(serial, plan.flags.size)).collect();
+            let mut room = Room::default();
+            let serials = (serial * per_call..).take(per_call as usize);
+            let sizes = serials.map(|serial| (serial, plan.size(serial))).take_while(|&(_, size)| room.take(size));
+            let blobs: Vec<_> = sizes.map(|(serial, size)| plan.maker.blob(serial, size)).collect();
             let items = blobs.iter().map(|blob| (&blob.digest, &blob.body()[..]));
             let message = wire::batch_update_request(&plan.flags.instance, plan.flags.zstd, items);
-            let work = Work { bytes: per_call * plan.flags.size, digests: per_call };
+            let work = Work { bytes: blobs.iter().map(|blob| blob.digest.size).sum(), digests: blobs.len() as u64 };
             let check = Check::Updated(blobs.len());
             Job::Call { kind: "batch-update", method: Method::BatchUpdate, message, check, work }
         })
@@ -304,31 +177,86 @@ impl Plan {
 
     fn batch_reads(&self) -> Make {
         let plan = self.clone();
-        let per_call = self.batch_len();
         Box::new(move |serial| {
             let stored = plan.stored.borrow();
-            let first = SplitMix64::new(plan.maker.seed, serial).below(stored.len() as u64);
-            let blobs = stored.iter().cycle().skip(first as usize).take(per_call as usize).cloned();
-            let blobs: Vec<_> = blobs.collect();
+            let mut room = Room::default();
+            let first = SplitMix64::new(plan.maker.seed, serial).below(stored.len() as u64) as usize;
+            let blobs = stored[first..].iter().chain(&stored[..first]).take(plan.flags.digests_per_call);
+            let blobs: Vec<_> = blobs.take_while(|blob| room.take(blob.digest.size)).cloned().collect();
             let digests = blobs.iter().map(|blob| &blob.digest);
             let message = wire::batch_read_request(&plan.flags.instance, plan.flags.zstd, digests);
-            let work = Work { bytes: per_call * plan.flags.size, digests: per_call };
+            let work = Work { bytes: blobs.iter().map(|blob| blob.digest.size).sum(), digests: blobs.len() as u64 };
             let check = Check::Blobs(blobs);
             Job::Call { kind: "batch-read", method: Method::BatchRead, message, check, work }
         })
     }
 
-    /// Blobs of one batch call: as many as asked for that stay under 3 MiB, at least one.
-    fn batch_len(&self) -> u64 {
-        (self.flags.digests_per_call as u64).min((3 << 20) / (self.flags.size + 100)).max(1)
+    fn burst(&self) -> Phase {
+        let family = Rc::new(Family::new(&self.maker, self.sizes.max(), self.flags.chunk as usize));
+        let (plan, makes) = (self.clone(), Rc::clone(&family));
+        let make = Box::new(move |serial| {
+            plan.push("write", serial, &makes, makes.blob(serial, plan.size(serial)), Duration::ZERO)
+        });
+        Phase { name: "burst", fill: None, prepare: true, make, family: Some(family) }
+    }
+
+    fn slow_writers(&self) -> Phase {
+        let family = Rc::new(Family::new(&self.maker, self.sizes.max(), self.flags.pace as usize));
+        let (plan, makes) = (self.clone(), Rc::clone(&family));
+        let sent_max = self.flags.pace as f64 * (self.flags.duration.unwrap_or_default().as_secs_f64() + 1.0);
+        let make = Box::new(move |serial| {
+            let size = plan.size(serial);
+            // A hash over a blob that nobody will send to its end would be a waste of many seconds.
+            let blob = if size as f64 <= sent_max {
+                makes.blob(serial, size)
+            } else {
+                let digest = Digest { size, ..absent(&mut SplitMix64::new(plan.maker.seed, serial)) };
+                Stamped { serial, digest }
+            };
+            plan.push("slow-write", serial, &makes, blob, Duration::from_secs(1))
+        });
+        Phase { name: "slow-writers", fill: None, prepare: true, make, family: Some(family) }
+    }
+
+    fn stalls(&self) -> Make {
+        let plan = self.clone();
+        Box::new(move |serial| {
+            let blob = Rc::clone(pick(&plan.stored.borrow(), &mut SplitMix64::new(plan.maker.seed, serial)));
+            Job::Stall { name: format!("{}{}", plan.instance_prefix(), blob_name(&blob)) }
+        })
+    }
+
+    fn visits(&self) -> Make {
+        let plan = self.clone();
+        let address: Rc<str> = self.flags.address.as_str().into();
+        let windows = Windows::new(self.flags.window(), self.flags.frame);
+        let family =
+            Rc::new(Family::new(&self.maker, self.sizes.max().max(self.flags.chunk + 1), self.flags.chunk as usize));
+        Box::new(move |serial| {
+            let (leave, pause) = match serial % 3 {
+                0 => (Leave::Politely, Duration::ZERO),
+                1 => (Leave::Reset, Duration::ZERO),
+                // Between two of its messages.
+                _ => (Leave::MidWrite, Duration::from_mins(1)),
+            };
+            // Two chunks at least, so that there is a middle.
+            let size = if leave == Leave::MidWrite { plan.flags.chunk + 1 } else { plan.size(serial) };
+            let Job::Push(push) = plan.push("visit", serial, &family, family.blob(serial, size), pause) else {
+                unreachable!("a push is made")
+            };
+            Job::Visit { address: Rc::clone(&address), windows, push, leave }
+        })
     }
 
     fn size(&self, serial: u64) -> u64 {
-        if self.flags.scenario != Scenario::Mix {
-            return self.flags.size;
-        }
-        let normal = SplitMix64::new(self.maker.seed.rotate_left(32), serial).normal();
-        (MIX_MEDIAN_BYTES * (MIX_SIGMA * normal).exp()).clamp(1.0, MIX_MAX_BYTES) as u64
+        self.sizes.draw(&mut SplitMix64::new(self.maker.seed.rotate_left(32), serial))
+    }
+
+    fn push(&self, kind: &'static str, serial: u64, family: &Rc<Family>, blob: Stamped, pause: Duration) -> Job {
+        let what = if self.flags.zstd { "compressed-blobs/zstd" } else { "blobs" };
+        let (hash, size) = (blob.digest.hex(), blob.digest.size);
+        let name = format!("{}uploads/{}/{what}/{hash}/{size}", self.instance_prefix(), self.maker.uuid(serial));
+        Job::Push(Push { kind, family: Rc::clone(family), blob, name: name.into(), pause })
     }
 
     fn write(&self, serial: u64, blob: &Blob) -> Job {
@@ -354,7 +282,26 @@ impl Plan {
     }
 
     fn instance_prefix(&self) -> String {
-        if self.flags.instance.is_empty() { String::new() } else { format!("{}/", self.flags.instance) }
+        instance_prefix(&self.flags)
+    }
+}
+
+/// What stands before `blobs/...` and `uploads/...`.
+pub fn instance_prefix(flags: &Flags) -> String {
+    if flags.instance.is_empty() { String::new() } else { format!("{}/", flags.instance) }
+}
+
+/// What still fits in a batch: 3 MiB of payload and digests, but one blob always.
+#[derive(Default)]
+struct Room {
+    taken: u64,
+}
+
+impl Room {
+    fn take(&mut self, size: u64) -> bool {
+        let is_first = self.taken == 0;
+        self.taken += size + 100;
+        is_first || self.taken <= 3 << 20
     }
 }
 
@@ -368,7 +315,7 @@ fn pick<'a>(stored: &'a [Rc<Blob>], random: &mut SplitMix64) -> &'a Rc<Blob> {
 }
 
 /// A digest that nobody has stored, of a size like any other.
-fn absent(random: &mut SplitMix64) -> Digest {
+pub fn absent(random: &mut SplitMix64) -> Digest {
     let mut hash = [0; 32];
     for word in hash.chunks_exact_mut(8) {
         word.copy_from_slice(&random.next_u64().to_le_bytes());
