@@ -2,92 +2,19 @@
 Method: Debian's Bazel builds and tests a generated workspace, forgets everything, and does it again: every action must be a
 remote hit and every output the same byte for byte. Bazel's own summary is what counts the hits."""
 
-import hashlib
-import os
-import pathlib
-import re
 import shutil
-import subprocess
 
 import pytest
 
+import runner
 import workspace
-from server import Server, scratch
-
-BAZEL = shutil.which("bazel")
-RUN_S = 300
-OUTPUTS = (".txt", ".bin", ".joined")
-PROCESSES = re.compile(r"INFO: (\d+) process(?:es)?: (.*)\.")
-
-
-class Bazel:
-    """One workspace. Each `forget` throws away all that Bazel knows: output base and server."""
-
-    def __init__(self, home: pathlib.Path):
-        self.home = home
-        self.source = home / "workspace"
-        self.runs = 0
-        self.log = ""
-        workspace.write(self.source)
-
-    @property
-    def base(self) -> pathlib.Path:
-        return self.home / f"base-{self.runs}"
-
-    def _run(self, *arguments: str, timeout_s: float = RUN_S) -> subprocess.CompletedProcess:
-        # The system's bazelrc is kept: Debian's sets the install base. A user's own is not read.
-        command = [BAZEL, "--nohome_rc", f"--output_base={self.base}", "--host_jvm_args=-Xmx1g", *arguments]
-        environment = {name: os.environ[name] for name in ("PATH", "HOME", "USER", "JAVA_HOME") if name in os.environ}
-        return subprocess.run(
-            command, cwd=self.source, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, timeout=timeout_s,
-        )  # fmt: skip
-
-    def test(self, address: str, *flags: str) -> dict[str, int]:
-        """Builds and tests all. Returns how many processes ran where, by Bazel's own count."""
-        done = self._run(
-            "test", "--color=no", "--curses=no", "--noshow_progress", "--spawn_strategy=local", "--jobs=16",
-            "--show_result=0", "--test_verbose_timeout_warnings=false", f"--remote_cache=grpc://{address}", *flags, "//...",
-        )  # fmt: skip
-        self.log = done.stdout
-        assert done.returncode == 0, f"exit code {done.returncode}:\n{self.log[-3000:]}"
-        assert "WARNING: Reading from Remote Cache" not in self.log and "WARNING: Writing to Remote Cache" not in self.log, self.log
-        assert re.search(r"Executed \d+ out of 2 tests: 2 tests pass", self.log), self.log[-2000:]
-        match = PROCESSES.search(self.log)
-        assert match, self.log[-2000:]
-        return {name: int(count) for count, name in re.findall(r"(\d+) ([a-z][a-z -]*)", match.group(2))}
-
-    def outputs(self) -> dict[str, str]:
-        """SHA-256 of every file that an action made, by its path."""
-        root = (self.source / "bazel-bin").resolve()
-        found = {}
-        for path in root.rglob("*"):
-            name = path.relative_to(root).as_posix()
-            if path.is_file() and ".runfiles" not in name and (".dir/" in name or path.suffix in OUTPUTS):
-                found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-        return found
-
-    def stop(self) -> None:
-        """Ends the Bazel server of this output base, if there is one."""
-        if self.base.exists():
-            self._run("shutdown", timeout_s=60)
-
-    def forget(self) -> None:
-        self.stop()
-        shutil.rmtree(self.base, ignore_errors=True)
-        for link in self.source.glob("bazel-*"):
-            link.unlink()
-        self.runs += 1
+from server import Server
 
 
 @pytest.fixture
 def bazel():
-    assert BAZEL, "bazel is not installed; tests/run installs Debian's bazel-bootstrap"
-    home = scratch("bazel")
-    made = Bazel(home)
-    yield made
-    made.stop()
-    shutil.rmtree(home, ignore_errors=True)
+    with runner.bazel() as made:
+        yield made
 
 
 def all_hits(counts: dict[str, int]) -> None:

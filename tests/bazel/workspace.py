@@ -63,8 +63,31 @@ checked_test = rule(
 """
 
 
+def write_outputs(root: pathlib.Path, count: int, length: int) -> None:
+    """Lays a workspace of `count` actions that need nothing, each with an output of `length` bytes of its own."""
+    _write_base(root)
+    rules = []
+    for number in range(count):
+        command = f"perl -e 'srand({number}); print pack(q(L*), map {{ int rand 4294967296 }} 1 .. {length // 4})' > $@"
+        rules.append(f'genrule(name = "out{number}", outs = ["out{number}.bin"], cmd = """{command}""")')
+    (root / "BUILD").write_text("\n".join(rules) + "\n")
+
+
 def write(root: pathlib.Path) -> None:
     """Lays the workspace under `root`, a new directory."""
+    _write_base(root)
+    (root / "defs.bzl").write_text(DEFS)
+    (root / "BUILD").write_text(_root_build())
+    (root / "check.sh").write_text("#!/bin/sh\nset -e\ntest -s p0/g0_0.txt\necho all is well\n")
+    (root / "check.sh").chmod(0o755)
+    for package in range(PACKAGES):
+        directory = root / f"p{package}"
+        directory.mkdir()
+        (directory / "BUILD").write_text(_package_build(package))
+        (directory / "seed.txt").write_text(f"package {package}\n" * (package + 1))
+
+
+def _write_base(root: pathlib.Path) -> None:
     root.mkdir(parents=True)
     workspace = ['workspace(name = "ringcas_check")']
     for name, (package, rules) in STUBS.items():
@@ -78,15 +101,6 @@ def write(root: pathlib.Path) -> None:
         workspace.append(f'local_repository(name = "{name}", path = "stubs/{name}")')
     (root / "WORKSPACE").write_text("\n".join(workspace) + "\n")
     (root / ".bazelignore").write_text("stubs\n")
-    (root / "defs.bzl").write_text(DEFS)
-    (root / "BUILD").write_text(_root_build())
-    (root / "check.sh").write_text("#!/bin/sh\nset -e\ntest -s p0/g0_0.txt\necho all is well\n")
-    (root / "check.sh").chmod(0o755)
-    for package in range(PACKAGES):
-        directory = root / f"p{package}"
-        directory.mkdir()
-        (directory / "BUILD").write_text(_package_build(package))
-        (directory / "seed.txt").write_text(f"package {package}\n" * (package + 1))
 
 
 def _root_build() -> str:
