@@ -168,7 +168,7 @@ pub(super) fn directory() -> tempfile::TempDir {
 }
 
 /// Waits until nobody has `dir` open: the tasks of a world that was dropped end within a few turns of the reactor.
-async fn wait_closed(dir: &Path) {
+pub(super) async fn wait_closed(dir: &Path) {
     let lock = std::fs::File::open(dir.join("lock")).expect("opened");
     for _ in 0..5000 {
         if lock.try_lock().is_ok() {

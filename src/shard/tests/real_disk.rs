@@ -12,6 +12,7 @@ use crate::rt;
 use crate::rt::cores::block_on;
 use crate::shard::codec::StorageMode;
 use crate::shard::disk::{Ack, Disk, DiskConfig};
+use crate::shard::disk_tests::wait_closed;
 use crate::shard::router::{Router, wire};
 use crate::shard::worker::Worker;
 use crate::shard::{geometry, pool};
@@ -20,12 +21,7 @@ use crate::store::{Accept, ActionKey, Encoding, Get, Opened, Put, PutOutcome, St
 /// One core with a real disk in `dir`.
 async fn open(dir: &Path, mode: StorageMode, ram_bytes: usize) -> (Router<Disk>, Disk) {
     let config = DiskConfig { dir: dir.into(), max_size_bytes: 256 << 20, ack: Ack::Buffered };
-    let volume = loop {
-        match geometry::open(&config) {
-            Err(geometry::OpenError::InUse { .. }) => rt::time::sleep(std::time::Duration::from_millis(1)).await,
-            other => break other.expect("the directory opens"),
-        }
-    };
+    let volume = geometry::open(&config).expect("the directory opens");
     let map = ShardMap::new(volume.shards(), 1);
     let (main, mut ports) = pool::wire(&volume, 1);
     rt::spawn(main.run());
@@ -99,6 +95,9 @@ fn the_worker_on_a_real_disk() {
             }
             store.worker().stop().await;
             disk.shutdown().await;
+            drop((store, disk));
+            // Why here: what an executor still runs when it ends is never dropped, and would hold the lock.
+            wait_closed(&path).await;
             kept
         });
         let mut seeded = SplitMix64(random.next());
