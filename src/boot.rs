@@ -11,6 +11,7 @@ use crate::config::{Config, ConfigError, Flags};
 use crate::limits;
 use crate::metrics::export::{self, Facts};
 use crate::net::accept::{self, ConnectionsMax};
+use crate::offline::{self, flags::Tool};
 use crate::percore::{self, Barrier, FirstCore, Kit};
 use crate::rt::cores::{self, CoreDied, StartError};
 use crate::rt::signal::{self, Shutdown};
@@ -19,6 +20,17 @@ use crate::service::shed::ShedLog;
 use crate::shard::disk::DiskConfig;
 use crate::shard::geometry::{self, OpenError, Volume};
 use crate::shard::{pool, router};
+
+/// The command line: flags of the server, or a tool and its flags.
+#[derive(Parser)]
+#[command(about = "A Bazel remote-cache server: one io_uring executor pinned to each core", long_about = None)]
+#[command(name = "ringcas", version, args_conflicts_with_subcommands = true, max_term_width = 110)]
+struct CommandLine {
+    #[command(flatten)]
+    serve: Flags,
+    #[command(subcommand)]
+    tool: Option<Tool>,
+}
 
 /// Why the server did not start, or did not go on.
 #[derive(Debug, thiserror::Error)]
@@ -37,12 +49,17 @@ enum Failure {
     CoreDied(#[from] CoreDied),
 }
 
-/// Runs the server until it is told to stop.
+/// Runs the server until it is told to stop, or a tool to its end.
 pub fn main() -> ExitCode {
-    let flags = Flags::parse();
-    let filter = EnvFilter::try_from_env("RINGCAS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let CommandLine { serve: flags, tool } = CommandLine::parse();
+    // Why less for tools: their report is what is to be read.
+    let level = if tool.is_some() { "warn" } else { "info" };
+    let filter = EnvFilter::try_from_env("RINGCAS_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
     cores::log_panics();
+    if let Some(tool) = tool {
+        return offline::run(tool);
+    }
     match serve(flags) {
         Ok(()) => {
             tracing::info!("stopped");

@@ -230,7 +230,7 @@ pub enum ConfigError {
 impl Flags {
     /// Checks every setting and fills in the defaults that depend on the machine.
     pub fn resolve(self) -> Result<Config, ConfigError> {
-        let dir = self.dir.or_else(default_dir).ok_or(ConfigError::NoDirectory)?;
+        let dir = dir_or_default(self.dir)?;
         std::fs::create_dir_all(&dir)
             .map_err(|problem| ConfigError::Directory { dir: dir.display().to_string(), problem })?;
         let max_size = match self.max_size {
@@ -262,10 +262,7 @@ impl Flags {
                 "none" => None,
                 value => Some(address("--http_address", value)?),
             },
-            cores: match self.cores.as_deref() {
-                Some(text) => text.parse()?,
-                None => CorePlan::every_cpu(),
-            },
+            cores: cores_or_every(self.cores.as_deref())?,
             dir,
             max_size,
             storage_mode: self.storage_mode,
@@ -306,6 +303,16 @@ fn address(setting: &'static str, value: &str) -> Result<SocketAddr, ConfigError
     }
     let mut found = value.to_socket_addrs().map_err(|e| bad(e.to_string()))?;
     found.next().ok_or_else(|| bad("the host has no address".into()))
+}
+
+/// `--dir`.
+pub fn dir_or_default(given: Option<PathBuf>) -> Result<PathBuf, ConfigError> {
+    given.or_else(default_dir).ok_or(ConfigError::NoDirectory)
+}
+
+/// `--cores`.
+pub fn cores_or_every(given: Option<&str>) -> Result<CorePlan, ConfigError> {
+    given.map_or_else(|| Ok(CorePlan::every_cpu()), |text| Ok(text.parse()?))
 }
 
 fn default_dir() -> Option<PathBuf> {

@@ -7,6 +7,7 @@ pub mod config;
 pub mod limits;
 pub mod metrics;
 pub mod net;
+pub mod offline;
 pub mod percore;
 pub mod pure;
 pub mod rt;

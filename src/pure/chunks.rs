@@ -97,6 +97,18 @@ impl Chunks {
         self.is_inside(run) && self.set(run, true)
     }
 
+    /// Takes all of `runs`, or nothing where one of them cannot be claimed (or there are none).
+    pub fn claim_all(&mut self, runs: &[Run]) -> bool {
+        let claimed = runs.iter().take_while(|run| self.claim(**run)).count();
+        let all = claimed == runs.len() && claimed > 0;
+        if !all {
+            for run in &runs[..claimed] {
+                self.give(*run);
+            }
+        }
+        all
+    }
+
     /// Gives `run` back. Its segment if that is empty now.
     pub fn give(&mut self, run: Run) -> Option<u32> {
         assert!(self.is_inside(run) && self.set(run, false), "chunks {run:?} were given back twice");
@@ -278,5 +290,19 @@ mod tests {
         ] {
             assert!(!chunks.claim(run));
         }
+    }
+
+    /// Goal: a blob gets all of its chunks or none. Method: runs that are free, taken in part, outside, and no runs.
+    #[test]
+    fn a_claim_is_whole_or_nothing() {
+        let mut chunks = Chunks::new(15);
+        chunks.add(2);
+        let run = |first, count| Run { first, count };
+        assert!(chunks.claim_all(&[run(30, 3), run(40, 2)]));
+        assert!(!chunks.claim_all(&[run(35, 2), run(32, 2)]), "chunk 32 is taken");
+        assert!(!chunks.claim_all(&[run(35, 2), run(45, 1)]), "chunk 45 is in no segment of this shard");
+        assert!(!chunks.claim_all(&[]));
+        assert_eq!(chunks.taken(2), 5);
+        assert!(chunks.claim_all(&[run(35, 2)]));
     }
 }

@@ -219,6 +219,11 @@ pub fn may_start(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC.to_le_bytes())
 }
 
+/// The generation that a header at the start of `bytes` names, whole or not.
+pub fn generation_at(bytes: &[u8]) -> Option<u64> {
+    (bytes.len() >= HEADER_LEN).then(|| u64_at(bytes, 64))
+}
+
 /// Neighbouring chunks. Chunks are numbered through the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Run {
@@ -344,6 +349,7 @@ mod tests {
             let place = Place { position: u64::from(at) * 64, generation };
             let bytes = header.encode(&sums, place);
             prop_assert!(may_start(&bytes));
+            prop_assert_eq!(generation_at(&bytes), Some(generation));
             prop_assert_eq!(Header::decode(&bytes, &sums, place), Some(header));
             for i in 0..HEADER_LEN {
                 let mut bad = bytes;

@@ -109,7 +109,12 @@ impl SegmentHeader {
     /// The header of `segment` from its first `HEAD_LEN` bytes, if at least one copy is whole. If both are and differ (a
     /// lease was being written), the later one holds.
     pub fn decode(bytes: &[u8], sums: &Checksums, layout: Layout, segment: u32) -> Option<Self> {
-        let copies = (0..2u8).filter_map(|copy| {
+        Self::copies(bytes, sums, layout, segment).into_iter().flatten().max_by_key(|header| header.generation)
+    }
+
+    /// Both copies; `None` for one that is not whole.
+    pub fn copies(bytes: &[u8], sums: &Checksums, layout: Layout, segment: u32) -> [Option<Self>; 2] {
+        [0, 1].map(|copy: u8| {
             let block = bytes.get(usize::from(copy) * DISK_ALIGN..)?.get(..SEGMENT_HEADER_LEN)?;
             let valid = u32_at(block, 0) == MAGIC
                 && block[5] == copy
@@ -122,8 +127,12 @@ impl SegmentHeader {
             };
             let shard = ShardId(u16::from_le_bytes([block[6], block[7]]));
             valid.then_some(Self { segment, class, shard, generation: u64_at(block, 16) })
-        });
-        copies.max_by_key(|header| header.generation)
+        })
+    }
+
+    /// Whether the first `HEAD_LEN` bytes of a segment are those of one that was never leased.
+    pub fn is_blank(bytes: &[u8]) -> bool {
+        [0, DISK_ALIGN].iter().all(|&at| bytes[at..at + SEGMENT_HEADER_LEN].iter().all(|&byte| byte == 0))
     }
 }
 
@@ -288,6 +297,15 @@ impl Trailer {
         let room = layout.segment_len - HEAD_LEN - TRAILER_LEN as u32;
         (trailer.body_len <= room && (HEAD_LEN..=layout.segment_len).contains(&trailer.upto)).then_some(trailer)
     }
+
+    /// Whether a footer of this generation was written at the end of `bytes` and has come to harm since: what is there is
+    /// no trailer, neither of this lease nor of a former one, but looks like one.
+    pub fn is_damaged(bytes: &[u8], sums: &Checksums, layout: Layout, segment: u32, generation: u64) -> bool {
+        let Some(last) = bytes.last_chunk::<TRAILER_LEN>() else { return false };
+        let noted = u64_at(last, 24);
+        let is_whole = |generation| Self::decode(bytes, sums, layout, segment, generation).is_some();
+        (u32_at(last, 0) == FOOTER_MAGIC || noted == generation) && !is_whole(generation) && !is_whole(noted)
+    }
 }
 
 fn large_len(runs: usize) -> usize {
@@ -338,6 +356,8 @@ mod tests {
                 let mut bad = bytes.clone();
                 bad[copy * DISK_ALIGN + at] ^= 0x10;
                 assert_eq!(SegmentHeader::decode(&bad, &SUMS, LAYOUT, 7), Some(header));
+                let copies = SegmentHeader::copies(&bad, &SUMS, LAYOUT, 7);
+                assert_eq!((copies[copy], copies[1 - copy]), (None, Some(header)));
                 bad[(1 - copy) * DISK_ALIGN + at] ^= 0x10;
                 assert_eq!(SegmentHeader::decode(&bad, &SUMS, LAYOUT, 7), None);
             }
@@ -377,10 +397,14 @@ mod tests {
         assert_eq!(decode(&bytes, 7, 12), Some((footer, HEAD_LEN + 4096, true)));
         assert_eq!(decode(&bytes, 7, 13), None);
         assert_eq!(decode(&bytes, 8, 12), None);
+        let is_damaged = |bytes: &[u8], generation| Trailer::is_damaged(bytes, &SUMS, LAYOUT, 7, generation);
+        // Whole, and whole but of a former lease.
+        assert!(!is_damaged(&bytes, 12) && !is_damaged(&bytes, 13) && !is_damaged(&[0; 4096], 12));
         for at in 0..bytes.len() {
             let mut bad = bytes.clone();
             bad[at] ^= 0x40;
             assert_eq!(decode(&bad, 7, 12), None, "byte {at}");
+            assert_eq!(is_damaged(&bad, 12), at >= bytes.len() - TRAILER_LEN, "byte {at}");
         }
     }
 }

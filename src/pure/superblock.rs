@@ -77,6 +77,11 @@ pub fn decode(bytes: &[u8]) -> Result<Superblock, Unreadable> {
     }
 }
 
+/// Which copies are whole, of the bytes of the whole file.
+pub fn whole_copies(bytes: &[u8]) -> [bool; 2] {
+    [0, 1].map(|copy| bytes.get(copy * DISK_ALIGN..).is_some_and(|bytes| decode_copy(bytes).is_ok()))
+}
+
 fn decode_copy(bytes: &[u8]) -> Result<Superblock, Unreadable> {
     let bytes: &[u8; LEN] = bytes.first_chunk().ok_or(Unreadable::Damaged)?;
     if !bytes.starts_with(MAGIC) || Hasher::oneshot(&bytes[..56]) != u64_at(bytes, 56) {
@@ -125,11 +130,13 @@ pub mod tests {
         let bytes = [old.encode(0), new.encode(1)].concat();
         assert_eq!(decode(&bytes), Ok(new));
         assert_eq!(decode(&bytes[..DISK_ALIGN]), Ok(old));
+        assert_eq!((whole_copies(&bytes), whole_copies(&bytes[..DISK_ALIGN])), ([true, true], [true, false]));
         for at in 0..LEN {
             let mut bad = bytes.clone();
             bad[DISK_ALIGN + at] ^= 4;
-            assert_eq!(decode(&bad), Ok(old), "byte {at}");
+            assert_eq!((decode(&bad), whole_copies(&bad)), (Ok(old), [true, false]), "byte {at}");
             bad[at] ^= 4;
+            assert_eq!(whole_copies(&bad), [false, false], "byte {at}");
             assert_eq!(decode(&bad), Err(Unreadable::Damaged), "byte {at}");
         }
         assert_eq!(decode(&with_version(&bytes, VERSION + 1)), Err(Unreadable::OtherVersion(VERSION + 1)));

@@ -11,7 +11,7 @@ use super::large::Closing;
 pub use super::large::{FrameInfo, LargeBlob, LargeWriter};
 use super::log::{AppendError, Log, Record, Ticket, Urgency, Whereabouts};
 use super::pool::PoolPort;
-use super::recover::AGES_TAG;
+use super::recover::{AGES_TAG, tomb_header};
 use crate::limits::{DISK_ALIGN, FRAME_LEN, SMALL_BLOB_LEN_MAX};
 use crate::metrics::Snapshot;
 use crate::pure::digest::Hash;
@@ -480,18 +480,7 @@ impl Core {
         tag: u64,
         urgency: Urgency,
     ) -> Result<Ticket, AppendError> {
-        let mut hash = [0u8; 32];
-        hash[..8].copy_from_slice(&tag.to_le_bytes());
-        let header = Header {
-            kind: RecordKind::Tomb,
-            key: Key { kind: Kind::Cas, hash: Hash(hash), size: 0 },
-            codec: Codec::Raw,
-            pieces: false,
-            raw_len: 0,
-            stored_len: 0,
-            payload_sum: self.sums.payload(&[]),
-        };
-        let record = Record { header, tag, payload: &[], large: None };
+        let record = Record { header: tomb_header(tag, &self.sums), tag, payload: &[], large: None };
         // Why the check: a tomb behind a newer record of the same key would remove that one at the next start.
         self.append_record(shard, urgency, &record, |state| state.index.get(tag).is_none(), |_, _, _| {}).await
     }

@@ -183,13 +183,6 @@ impl Held {
     pub(super) fn release_after(&self, ticket: &Ticket) {
         *self.until.borrow_mut() = Some(ticket.clone());
     }
-
-    /// The chunks belong to somebody else: they are not to be given back.
-    pub(super) fn disown(self: Rc<Self>) {
-        if let Ok(mut own) = Rc::try_unwrap(self) {
-            own.runs.clear();
-        }
-    }
 }
 
 impl Drop for Held {

@@ -66,6 +66,13 @@ pub enum OpenError {
              set --max_size to that or more, or use an empty directory"
     )]
     ShrinksTooFar { dir: PathBuf, given: u64, shards: u16, min: u64 },
+    #[error("--dir {dir} holds no cache: {path} is not there; give the directory that the server is started with")]
+    NoCache { dir: PathBuf, path: PathBuf },
+    #[error(
+        "{path} has {found} bytes instead of {expected}: a change of --max_size was interrupted; start the server once, \
+             which brings it to an end"
+    )]
+    Resizing { path: PathBuf, found: u64, expected: u64 },
     #[error("--dir {dir} is in use by another process; stop that one, or use another directory")]
     InUse { dir: PathBuf },
     #[error("--dir {dir} holds {found}, which is no cache of this program; use an empty directory")]
@@ -85,6 +92,10 @@ pub enum OpenError {
 }
 
 impl Volume {
+    pub fn dir(&self) -> &Path {
+        &self.0.dir
+    }
+
     pub fn layout(&self) -> Layout {
         Layout { segment_len: self.0.superblock.segment_len }
     }
@@ -118,17 +129,34 @@ impl Volume {
         SUPER_LEN + volume_len(&self.0.superblock)
     }
 
+    /// Which copies of the superblock are whole.
+    pub fn whole_supers(&self) -> Result<[bool; 2], OpenError> {
+        let path = self.0.dir.join("super");
+        fs::read(&path).map(|bytes| superblock::whole_copies(&bytes)).map_err(failed("read", &path))
+    }
+
+    /// Writes the damaged copies of the superblock anew.
+    pub fn mend_supers(&self) -> Result<(), OpenError> {
+        let whole = self.whole_supers()?;
+        // Each write takes the next copy in turn.
+        (1..=2u64)
+            .map(|step| Superblock { counter: self.0.superblock.counter + step, ..self.0.superblock })
+            .try_for_each(
+                |next| if whole[(next.counter % 2) as usize] { Ok(()) } else { write_super(&self.0.dir, &next) },
+            )
+    }
+
     pub(super) fn ack(&self) -> Ack {
         self.0.ack
     }
 
     /// The data files, in order.
-    pub(super) fn data_paths(&self) -> Vec<PathBuf> {
+    pub fn data_paths(&self) -> Vec<PathBuf> {
         data_files(&self.0.dir, &self.0.superblock).into_iter().map(|(path, _)| path).collect()
     }
 
     /// The data file that holds `position`, and the offset in it. No segment lies in two.
-    pub(super) fn file_of(position: u64) -> (usize, u64) {
+    pub fn file_of(position: u64) -> (usize, u64) {
         ((position / DATA_FILE_LEN) as usize, position % DATA_FILE_LEN)
     }
 }
@@ -154,6 +182,25 @@ pub fn open(config: &DiskConfig) -> Result<Volume, OpenError> {
     let superblock = resize(dir, superblock, given)?;
     let headers = read_headers(dir, &superblock)?;
     Ok(Volume(Arc::new(Inner { _lock: lock, dir: dir.clone(), superblock, max_size: given, ack: config.ack, headers })))
+}
+
+/// Opens a cache directory as it is, for tools: creates, changes and resizes nothing.
+pub fn open_as_is(dir: &Path) -> Result<Volume, OpenError> {
+    let super_path = dir.join("super");
+    if !super_path.try_exists().map_err(failed("look for", &super_path))? {
+        return Err(OpenError::NoCache { dir: dir.into(), path: super_path });
+    }
+    let lock = lock(dir)?;
+    let superblock = read_super(dir, &super_path)?;
+    for (path, expected) in data_files(dir, &superblock) {
+        let found = fs::metadata(&path).map_err(failed("look at", &path))?.len();
+        if found != expected {
+            return Err(OpenError::Resizing { path, found, expected });
+        }
+    }
+    let headers = read_headers(dir, &superblock)?;
+    let max_size = SUPER_LEN + volume_len(&superblock);
+    Ok(Volume(Arc::new(Inner { _lock: lock, dir: dir.into(), superblock, max_size, ack: Ack::Buffered, headers })))
 }
 
 /// A new volume's segment length, number of segments and number of shards.
@@ -415,6 +462,34 @@ mod tests {
         }
         let error = open(&config(dir.path(), 63)).err().expect("too small");
         assert!(error.to_string().contains("--max_size"), "{error}");
+    }
+
+    /// Goal: tools find a directory as it is, and change nothing by opening it; a damaged superblock is mended. Method: one
+    /// directory opened as it is: missing, in use, whole, with each copy damaged in turn, cut short.
+    #[test]
+    fn tools_open_a_directory_as_it_is() {
+        let dir = tempfile::tempdir().expect("a directory");
+        assert!(matches!(open_as_is(dir.path()), Err(OpenError::NoCache { .. })));
+        assert_eq!(fs::read_dir(dir.path()).expect("list").count(), 0, "nothing was created");
+        let volume = open(&config(dir.path(), 64)).expect("made");
+        assert!(matches!(open_as_is(dir.path()), Err(OpenError::InUse { .. })));
+        let key = volume.checksums();
+        drop(volume);
+        let path = dir.path().join("super");
+        for copy in 0..2 {
+            let mut bytes = fs::read(&path).expect("read");
+            bytes[copy * DISK_ALIGN + 25] ^= 1;
+            fs::write(&path, &bytes).expect("written");
+            let volume = open_as_is(dir.path()).expect("one copy is enough");
+            assert_eq!((volume.checksums(), volume.allocated_bytes()), (key, total_len(dir.path())));
+            assert_eq!(volume.whole_supers().expect("read"), [copy != 0, copy != 1]);
+            volume.mend_supers().expect("written");
+            assert_eq!(volume.whole_supers().expect("read"), [true, true]);
+        }
+        let data = OpenOptions::new().write(true).open(dir.path().join("data.0")).expect("opened");
+        data.set_len(1 << 20).expect("cut");
+        let error = open_as_is(dir.path()).err().expect("too short");
+        assert!(matches!(error, OpenError::Resizing { .. }), "{error}");
     }
 
     /// Goal: what is not ours is left alone, and every refusal names the setting. Method: a foreign file, a superblock

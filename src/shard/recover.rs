@@ -7,12 +7,17 @@ use std::rc::Rc;
 use super::engine::{Core, Held, LargeRef, Shard};
 use super::log::OpenSegment;
 use crate::limits::DISK_ALIGN;
+use crate::pure::digest::Hash;
 use crate::pure::eviction::Outcome;
 use crate::pure::index::{Index, Word, tag};
 use crate::pure::recency::{Ages, Epoch};
-use crate::pure::record::{Commit, HEADER_LEN, Header, Place, RECORD_ALIGN, RecordKind, may_start};
-use crate::pure::segment::{Class, Footer, FooterEntry, HEAD_LEN, LargeEntry, SegmentHeader, TRAILER_LEN, Trailer};
-use crate::pure::shard_map::ShardId;
+use crate::pure::record::{
+    Checksums, Codec, Commit, HEADER_LEN, Header, Key, Kind, Place, RECORD_ALIGN, RecordKind, may_start,
+};
+use crate::pure::segment::{
+    Class, Footer, FooterEntry, HEAD_LEN, LargeEntry, Layout, SegmentHeader, TRAILER_LEN, Trailer,
+};
+use crate::pure::shard_map::{ShardId, ShardMap};
 use crate::rt::file::ReadBuf;
 use crate::rt::time::yield_once;
 
@@ -23,18 +28,40 @@ const FOOTER_READ_LEN: u32 = 64 << 10;
 /// Bytes of a scan's window.
 const WINDOW_LEN: usize = 1 << 20;
 /// A scan of an open segment ends after so many bytes without a record. More than all that can be in flight to one segment.
-const SCAN_GAP: u32 = 4 << 20;
+pub const SCAN_GAP: u32 = 4 << 20;
 /// Steps of a scan between two yields.
 const STEPS_PER_YIELD: u32 = 4096;
 
 /// The list of a log segment's records, from its footer, a scan, or both.
-pub(super) struct Listed {
-    pub(super) footer: Footer,
+pub struct Listed {
+    pub footer: Footer,
     /// Offset behind the last record.
-    pub(super) tail: u32,
-    sealed: bool,
+    pub tail: u32,
+    pub sealed: bool,
     /// Entries that a valid footer on disk has.
-    on_disk: usize,
+    pub on_disk: usize,
+}
+
+/// Whole blocks of one segment, wherever they come from.
+#[allow(async_fn_in_trait)] // Why: futures stay on their core; nobody asks for Send.
+pub trait Blocks {
+    /// `None` when they cannot be read.
+    async fn read(&self, position: u64, len: usize) -> Option<ReadBuf>;
+}
+
+impl Blocks for Core {
+    async fn read(&self, position: u64, len: usize) -> Option<ReadBuf> {
+        Core::read(self, position, len).await
+    }
+}
+
+/// Lists what stands in log segments.
+#[derive(Clone, Copy)]
+pub struct LogReader<'a, B> {
+    pub blocks: &'a B,
+    pub layout: Layout,
+    pub sums: Checksums,
+    pub map: ShardMap,
 }
 
 impl Core {
@@ -132,7 +159,7 @@ impl Core {
     async fn apply_ages(&self, shard: &Rc<Shard>, (location, generation): (u64, u64)) {
         let place = Place { position: location * RECORD_ALIGN as u64, generation };
         let (segment, offset) = self.layout.split(place.position);
-        let mut window = Window { core: self, segment, start: 0, bytes: None };
+        let mut window = Window::new(self, self.layout, segment);
         let header = window.at(offset, HEADER_LEN).await.and_then(|bytes| Header::decode(bytes, &self.sums, place));
         let Some(header) = header.filter(|header| header.kind == RecordKind::Ages) else { return };
         if header.record_len() > (self.layout.segment_len - offset) as usize {
@@ -158,33 +185,32 @@ impl Core {
         let mut large: Vec<_> = large.into_iter().collect();
         large.sort_unstable_by_key(|(_, (order, _))| std::cmp::Reverse(*order));
         for (tag, (_, LargeEntry { record_len, runs })) in large {
-            let held = Held::new(self, shard.id, runs);
-            let gone = shard.state.with(|state| {
-                let claimed = held.runs.iter().take_while(|run| state.chunks.claim(**run)).count();
-                if claimed == held.runs.len() && claimed > 0 {
-                    let (first, now) = (held.runs[0].first, self.epoch.get());
-                    state.chunks.add_home(first, tag);
-                    state.large.insert(tag, LargeRef { held: held.clone(), record_len });
+            shard.state.with(|state| {
+                if state.chunks.claim_all(&runs) {
+                    let now = self.epoch.get();
+                    state.chunks.add_home(runs[0].first, tag);
                     // Its chunks tell better when it was written: they are filled in less time than the log.
                     let since = state.index.get(tag).map_or(now, |word| word.used(now));
-                    let chunks = held.runs.iter().map(|run| epoch_of(self.layout.segment_of_chunk(run.first)));
+                    let chunks = runs.iter().map(|run| epoch_of(self.layout.segment_of_chunk(run.first)));
                     state.index.touch(tag, chunks.fold(since, Epoch::max));
-                    return false;
+                    state.large.insert(tag, LargeRef { held: Held::new(self, shard.id, runs), record_len });
+                } else {
+                    state.index.remove(tag);
                 }
-                for run in &held.runs[..claimed] {
-                    state.chunks.give(*run);
-                }
-                state.index.remove(tag);
-                true
             });
-            if gone {
-                held.disown();
-            }
         }
     }
 
-    /// Lists the records of a log segment. What no footer covers is scanned, until `gap` bytes brought no record.
+    /// Lists the records of a log segment (`LogReader::load_log`).
     pub(super) async fn load_log(&self, shard: ShardId, segment: u32, generation: u64, gap: u32) -> Listed {
+        let reader = LogReader { blocks: self, layout: self.layout, sums: self.sums, map: self.map };
+        reader.load_log(shard, segment, generation, gap).await
+    }
+}
+
+impl<B: Blocks> LogReader<'_, B> {
+    /// Lists the records of a log segment. What no footer covers is scanned, until `gap` bytes brought no record.
+    pub async fn load_log(&self, shard: ShardId, segment: u32, generation: u64, gap: u32) -> Listed {
         let mut listed = match self.read_footer(segment, generation).await {
             Some((footer, trailer)) => {
                 let on_disk = footer.entries.len();
@@ -200,12 +226,13 @@ impl Core {
 
     async fn read_footer(&self, segment: u32, generation: u64) -> Option<(Footer, Trailer)> {
         let end = self.layout.segment_len;
-        let read = self.read(self.layout.position(segment, end - FOOTER_READ_LEN), FOOTER_READ_LEN as usize).await?;
+        let read =
+            self.blocks.read(self.layout.position(segment, end - FOOTER_READ_LEN), FOOTER_READ_LEN as usize).await?;
         let trailer = Trailer::decode(read.bytes(), &self.sums, self.layout, segment, generation)?;
         let whole = trailer.body_len + TRAILER_LEN as u32;
         let longer = if whole > FOOTER_READ_LEN {
             let start = (end - whole) / DISK_ALIGN as u32 * DISK_ALIGN as u32;
-            self.read(self.layout.position(segment, start), (end - start) as usize).await?
+            self.blocks.read(self.layout.position(segment, start), (end - start) as usize).await?
         } else {
             read
         };
@@ -217,7 +244,7 @@ impl Core {
 
     /// Looks for records from `listed.tail` on, at every place where one may start, and adds them.
     async fn scan(&self, shard: ShardId, segment: u32, generation: u64, gap: u32, listed: &mut Listed) {
-        let mut window = Window { core: self, segment, start: 0, bytes: None };
+        let mut window = Window::new(self.blocks, self.layout, segment);
         let mut at = listed.tail.next_multiple_of(RECORD_ALIGN as u32);
         let mut steps = 0u32;
         while at + HEADER_LEN as u32 <= self.layout.segment_len && at - listed.tail.min(at) <= gap {
@@ -240,13 +267,15 @@ impl Core {
                 Some(header) => {
                     let payload =
                         window.at(at, header.record_len()).await.and_then(|record| header.payload(record, &self.sums));
-                    payload.and_then(|payload| self.list(&header, payload, place, listed))
+                    payload.and_then(|payload| self.entry_of(&header, payload, place)).map(|entry| (header, entry))
                 }
                 None => None,
             };
             match found {
-                Some(len) => {
-                    at += len;
+                Some((header, (entry, large))) => {
+                    listed.footer.entries.push(entry);
+                    listed.footer.large.extend(large);
+                    at += header.log_len() as u32;
                     listed.tail = at;
                 }
                 None => at += RECORD_ALIGN as u32,
@@ -254,24 +283,35 @@ impl Core {
         }
     }
 
-    /// Adds a whole record to the list. Its length in the log.
-    fn list(&self, header: &Header, payload: &[u8], place: Place, listed: &mut Listed) -> Option<u32> {
+    /// What a footer says of the whole record at `place`. `None` for one that no writer makes.
+    pub fn entry_of(&self, header: &Header, payload: &[u8], place: Place) -> Option<(FooterEntry, Option<LargeEntry>)> {
         let location = place.position / RECORD_ALIGN as u64;
-        let (tag, word) = match header.kind {
-            RecordKind::Tomb => (tomb_tag(header), Word::tomb(location)),
-            RecordKind::Ages => (AGES_TAG, Word::tomb(location)),
-            RecordKind::Small => {
-                let word = Word::small(location, &header.key, header.record_len() as u64)?;
-                (tag(self.sums.key, header.key.kind, &header.key.hash), word)
-            }
+        let own_tag = || tag(self.sums.key, header.key.kind, &header.key.hash);
+        let (tag, word, large) = match header.kind {
+            RecordKind::Tomb => (tomb_tag(header), Word::tomb(location), None),
+            RecordKind::Small => (own_tag(), Word::small(location, &header.key, header.record_len() as u64)?, None),
+            RecordKind::Ages => (AGES_TAG, Word::tomb(location), None),
             RecordKind::Large => {
-                let runs = Commit::decode(payload)?.runs;
-                listed.footer.large.push(LargeEntry { record_len: header.record_len() as u32, runs });
-                (tag(self.sums.key, header.key.kind, &header.key.hash), Word::large(location, &header.key))
+                let large = LargeEntry { record_len: header.record_len() as u32, runs: Commit::decode(payload)?.runs };
+                (own_tag(), Word::large(location, &header.key), Some(large))
             }
         };
-        listed.footer.entries.push(FooterEntry { tag, word: word.bits() });
-        Some(header.log_len() as u32)
+        Some((FooterEntry { tag, word: word.bits() }, large))
+    }
+}
+
+/// The header of a record that removes `tag`, which stands in the place of the hash.
+pub fn tomb_header(tag: u64, sums: &Checksums) -> Header {
+    let mut hash = [0u8; 32];
+    hash[..8].copy_from_slice(&tag.to_le_bytes());
+    Header {
+        kind: RecordKind::Tomb,
+        key: Key { kind: Kind::Cas, hash: Hash(hash), size: 0 },
+        codec: Codec::Raw,
+        pieces: false,
+        raw_len: 0,
+        stored_len: 0,
+        payload_sum: sums.payload(&[]),
     }
 }
 
@@ -284,16 +324,16 @@ pub(super) fn tomb_tag(header: &Header) -> u64 {
 }
 
 /// Between which epochs a log segment was written.
-#[derive(Clone, Copy)]
-struct Written {
-    since: Epoch,
-    until: Epoch,
+#[derive(Clone, Copy, Default)]
+pub struct Written {
+    pub since: Epoch,
+    pub until: Epoch,
 }
 
 /// Applies a segment's entries to the index, in log order. Without better knowledge an entry counts as last used when it
 /// was written, a small one at the latest time that this can have been. `large` gathers what the last commits say, numbered by
 /// `commits`.
-fn replay(
+pub fn replay(
     footer: &Footer,
     written: Written,
     index: &mut Index,
@@ -320,16 +360,21 @@ fn replay(
 }
 
 /// A part of a segment in memory.
-struct Window<'a> {
-    core: &'a Core,
+pub struct Window<'a, B> {
+    blocks: &'a B,
+    layout: Layout,
     segment: u32,
     start: u32,
     bytes: Option<ReadBuf>,
 }
 
-impl Window<'_> {
+impl<'a, B: Blocks> Window<'a, B> {
+    pub fn new(blocks: &'a B, layout: Layout, segment: u32) -> Self {
+        Self { blocks, layout, segment, start: 0, bytes: None }
+    }
+
     /// `len` bytes from `offset` on. `None` when they cannot be read.
-    async fn at(&mut self, offset: u32, len: usize) -> Option<&[u8]> {
+    pub async fn at(&mut self, offset: u32, len: usize) -> Option<&[u8]> {
         let has = self
             .bytes
             .as_ref()
@@ -337,13 +382,13 @@ impl Window<'_> {
         if !has {
             self.start = offset / DISK_ALIGN as u32 * DISK_ALIGN as u32;
             let want = ((offset - self.start) as usize + len).next_multiple_of(DISK_ALIGN).max(WINDOW_LEN);
-            let want = want.min((self.core.layout.segment_len - self.start) as usize);
-            let position = self.core.layout.position(self.segment, self.start);
-            self.bytes = self.core.read(position, want).await;
+            let want = want.min((self.layout.segment_len - self.start) as usize);
+            let position = self.layout.position(self.segment, self.start);
+            self.bytes = self.blocks.read(position, want).await;
             if self.bytes.is_none() {
                 // A bad block shall cost what stands in it, not its neighbours.
                 let least = ((offset - self.start) as usize + len).next_multiple_of(DISK_ALIGN);
-                self.bytes = self.core.read(position, least).await;
+                self.bytes = self.blocks.read(position, least).await;
             }
         }
         let from = (offset - self.start) as usize;

@@ -1,0 +1,62 @@
+//! The command lines of the tools.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use crate::config::{self, ConfigError};
+use crate::rt::cores::CorePlan;
+
+/// Works on a cache directory that no server runs on.
+#[derive(Subcommand, Debug)]
+pub enum Tool {
+    /// Verify every record of a cache directory; exit code 1 when something is broken.
+    Check(Check),
+    /// Say what a cache directory holds.
+    Stats(Stats),
+}
+
+/// Which directory, and how many cores.
+#[derive(Args, Debug)]
+#[command(rename_all = "snake_case")]
+pub struct Place {
+    /// Cache directory. Default: as for the server.
+    #[arg(long, env = "RINGCAS_DIR")]
+    dir: Option<PathBuf>,
+    /// Threads: a number, or a list of CPUs such as 0-15. Default: one for each CPU that the process may use.
+    #[arg(long, env = "RINGCAS_CORES")]
+    cores: Option<String>,
+}
+
+#[derive(Args, Debug)]
+#[command(rename_all = "snake_case")]
+pub struct Check {
+    #[command(flatten)]
+    pub place: Place,
+    /// Drop what is broken, so that the server and the next check find a whole directory.
+    #[arg(long)]
+    pub repair: bool,
+    /// Print the report as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(rename_all = "snake_case")]
+pub struct Stats {
+    #[command(flatten)]
+    pub place: Place,
+    /// Print the figures as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Place {
+    pub fn dir(&self) -> Result<PathBuf, ConfigError> {
+        config::dir_or_default(self.dir.clone())
+    }
+
+    pub fn cores(&self) -> Result<CorePlan, ConfigError> {
+        config::cores_or_every(self.cores.as_deref())
+    }
+}
