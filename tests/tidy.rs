@@ -139,6 +139,8 @@ fn only_the_door_names_a_crate() {
         ("socket2", &["src/rt/"]),
         ("signal_hook", &["src/rt/"]),
         ("libc", &["src/rt/"]),
+        ("mimalloc", &["src/rt/allocator.rs"]),
+        ("libmimalloc_sys", &["src/rt/allocator.rs"]),
         ("h2", &["src/net/"]),
         ("http", &["src/net/"]),
         ("hyper", &["src/net/http1/"]),

@@ -11,7 +11,7 @@ use glommio::{LocalExecutor, LocalExecutorBuilder, Placement, PoolPlacement};
 
 pub use super::host::{HostError, allowed_cpus, raise_descriptor_limit};
 use super::signal::Shutdown;
-use super::{host, pulse};
+use super::{allocator, host, pulse};
 
 /// Entries of each ring: more than the operations of one turn.
 const RING_DEPTH: usize = 128;
@@ -170,7 +170,7 @@ where
 {
     host::probe_uring()?;
     let io_memory = host::choose_io_memory(plan.len())?;
-    host::keep_freed_memory();
+    allocator::set_up();
     let (reporter, reports) = mpsc::channel();
     let mut cores = Cores { threads: Vec::new(), reports, ended: VecDeque::new(), shutdown: shutdown.clone() };
     let launched = cores.start(plan, io_memory, &reporter, &mut prepare).and_then(|()| cores.wait_started());
@@ -285,7 +285,7 @@ pub fn log_panics() {
 
 /// Runs `future` on an executor of the calling thread: for tests and tools.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
-    host::keep_freed_memory();
+    allocator::set_up();
     let executor = make(Placement::Unbound, 64 << 10).expect("an executor for this thread");
     pulse::run(&executor, async move {
         let _busy = pulse::busy();

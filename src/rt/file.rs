@@ -131,6 +131,11 @@ thread_local! {
     static POOL: RefCell<Pool> = RefCell::default();
 }
 
+/// Frees the spare buffers of this core.
+pub(super) fn drop_spares() {
+    drop(POOL.take());
+}
+
 impl Pool {
     fn of(&mut self, len: usize) -> Option<&mut Vec<Rc<DmaBuffer>>> {
         Some(&mut self.0[POOLED.iter().position(|&pooled| pooled == len)?])

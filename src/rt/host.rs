@@ -120,28 +120,6 @@ pub fn thread_cpu_time() -> Duration {
     if got == 0 { Duration::new(time.tv_sec as u64, time.tv_nsec as u32) } else { Duration::ZERO }
 }
 
-/// Keeps freed memory in the process, so that big buffers (disk reads and writes, uploads) are not paid for in page
-/// faults again and again.
-///
-/// Why: glibc gives large frees back to the kernel. Measured with 1 MiB writes from fresh buffers: 1.0 ms CPU for each,
-/// and 0.2 ms with this.
-pub fn keep_freed_memory() {
-    #[cfg(target_env = "gnu")]
-    {
-        /// The largest that glibc takes on 64 bits.
-        const MMAP_THRESHOLD: i32 = 32 << 20;
-        const TRIM_THRESHOLD: i32 = 256 << 20;
-        // SAFETY: `mallopt` takes two numbers and locks the allocator itself.
-        unsafe {
-            libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD);
-        }
-        // SAFETY: as above.
-        unsafe {
-            libc::mallopt(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD);
-        }
-    }
-}
-
 /// What the kernel says of this process.
 #[derive(Debug, Clone, Default)]
 pub struct ProcessStats {

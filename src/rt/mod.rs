@@ -2,6 +2,7 @@
 //!
 //! Futures are `!Send` and live on the core that spawned them. What crosses cores is an owned `Send` message.
 
+mod allocator;
 pub mod channel;
 pub mod cores;
 mod deadlines;

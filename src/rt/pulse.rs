@@ -17,6 +17,9 @@
 //! scheduler has just held its thread for 100 ms. Receivers of channels need nothing more: the sender's wake is an event,
 //! and the nudge covers the park that swallows it.
 //!
+//! While a core works, and once after it has ceased to, the driver also gives memory back that the core keeps for no use
+//! (`allocator`), every `GIVE_BACK_PERIOD`.
+//!
 //! The driver also serves the deadlines of the core, all of them by one glommio timer. Why: glommio looks at every
 //! timer in every turn, and each poll of a pending one adds an entry that stays until its time.
 
@@ -30,7 +33,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::deadlines::{Deadlines, Key};
-use super::host;
+use super::{allocator, file, host};
 
 /// The longest park of a core with work in flight, but for the nudge's share.
 const BEAT: Duration = Duration::from_millis(4);
@@ -47,6 +50,10 @@ const YOUNG: Duration = Duration::from_secs(2);
 
 /// A timer that fires so late counts as a stall: nothing else of this core ran in time either.
 const STALL: Duration = Duration::from_millis(20);
+
+/// How often a core that works gives back what memory it does not need. Why so seldom: what it needs again is paid for in
+/// page faults, which at this distance are some thousandths of its time.
+const GIVE_BACK_PERIOD: Duration = Duration::from_secs(10);
 
 /// Some core had a sign of work since the nudger looked.
 static ACTIVE: AtomicBool = AtomicBool::new(false);
@@ -70,6 +77,8 @@ struct Core {
     /// When the next beat is due; `None` when the core is quiet.
     beat_at: Cell<Option<Instant>>,
     quiet_beats: Cell<u32>,
+    /// When memory is given back; `None` when the core has not worked since the last time.
+    give_back_at: Cell<Option<Instant>>,
     stopping: Cell<bool>,
     stats: Cell<CoreStats>,
     /// See `wake_after_turn`.
@@ -216,6 +225,7 @@ impl Drop for Leave {
             drop(core.turn.take());
             core.armed.set(None);
             core.beat_at.set(None);
+            core.give_back_at.set(None);
             core.stopping.set(false);
         });
     }
@@ -278,6 +288,18 @@ impl Core {
         self.beat_at.set(next);
         next
     }
+
+    /// Says whether memory is to be given back now, and when the next time is. Call it after `beat`.
+    fn give_back(&self, now: Instant) -> (bool, Option<Instant>) {
+        let is_due = self.give_back_at.get().is_some_and(|at| at <= now);
+        if is_due {
+            self.give_back_at.set(None);
+        }
+        if self.beat_at.get().is_some() && self.give_back_at.get().is_none() {
+            self.give_back_at.set(Some(now + GIVE_BACK_PERIOD));
+        }
+        (is_due, self.give_back_at.get())
+    }
 }
 
 /// The driver task of a core.
@@ -306,7 +328,13 @@ impl Future for Driver {
                 let now = Instant::now();
                 core.wake_due(now);
                 let deadline = core.deadlines.borrow().next();
-                let next = [deadline, core.beat(now)].into_iter().flatten().min();
+                let beat = core.beat(now);
+                let (gives_back, give_back) = core.give_back(now);
+                if gives_back {
+                    file::drop_spares();
+                    allocator::give_back();
+                }
+                let next = [deadline, beat, give_back].into_iter().flatten().min();
                 core.armed.set(next);
                 let Some(at) = next else {
                     self.timer = None;
@@ -404,6 +432,24 @@ impl Nudger {
 mod tests {
     use super::*;
     use crate::rt::time;
+
+    /// Goal: memory is given back once after work has ended, now and then while it lasts, and never on an idle core.
+    /// Method: the core's state alone, at chosen times.
+    #[test]
+    fn memory_is_given_back_after_work() {
+        let core = Core::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(core.give_back(start), (false, None));
+        core.beat_at.set(Some(start));
+        assert_eq!(core.give_back(start), (false, Some(at(10))));
+        assert_eq!(core.give_back(at(9)), (false, Some(at(10))));
+        assert_eq!(core.give_back(at(11)), (true, Some(at(21))));
+        core.beat_at.set(None);
+        assert_eq!(core.give_back(at(20)), (false, Some(at(21))));
+        assert_eq!(core.give_back(at(21)), (true, None));
+        assert_eq!(core.give_back(at(99)), (false, None));
+    }
 
     /// Goal: an executor that parks with runnable tasks goes on all the same.
     /// Method: preempt timers so short that they have often fired before the run loop looks. Without the beat and the
