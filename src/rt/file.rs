@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::fs::OpenOptions;
 use std::future::Future;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -11,11 +12,12 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use glommio::io::{DmaBuffer, DmaFile};
 
 #[cfg(test)]
 use super::faults;
-use super::pulse;
+use super::{loan, pulse};
 use crate::limits::{DISK_ALIGN, DISK_BUF_SPARE_MAX};
 
 /// An open data file. Core-local; every core opens its own. Clones share the descriptor.
@@ -131,9 +133,10 @@ thread_local! {
     static POOL: RefCell<Pool> = RefCell::default();
 }
 
-/// Frees the spare buffers of this core.
+/// Frees the spare buffers of this core, and what others have let go of.
 pub(super) fn drop_spares() {
     drop(POOL.take());
+    loan::take_back();
 }
 
 impl Pool {
@@ -170,6 +173,11 @@ impl ReadBuf {
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
+
+    /// The bytes `range` of it, not copied, for any core. They keep all of the buffer in memory.
+    pub fn share(self, range: Range<usize>) -> Bytes {
+        loan::lend(self.0).slice(range)
+    }
 }
 
 impl DiskFile {
@@ -205,6 +213,7 @@ impl DiskFile {
     pub async fn read(&self, offset: u64, len: usize) -> io::Result<ReadBuf> {
         assert_aligned(offset, len);
         let _busy = pulse::busy();
+        loan::take_back();
         #[cfg(test)]
         faults::strike(faults::Operation::Read, offset)?;
         // Why not `read_at`: with a position that is not aligned it returns bytes beyond the end of the file.

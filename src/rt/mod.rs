@@ -12,6 +12,7 @@ pub mod file;
 pub mod gate;
 pub mod host;
 pub mod join;
+mod loan;
 pub mod local;
 pub mod pulse;
 pub mod signal;

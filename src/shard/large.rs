@@ -1,6 +1,7 @@
 //! Large blobs: written frame by frame into chunks, published by a commit record, read frame by frame.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use bytes::{Bytes, BytesMut};
@@ -410,22 +411,23 @@ impl LargeBlob {
         while last < most && self.frame_starts[last + 1] - start <= READ_LEN_MAX {
             last += 1;
         }
-        let Some(stored) = self.read_stored(start, self.frame_starts[last]).await else { return Err(self.damaged()) };
+        let Some(mut stored) = self.read_stored(start, self.frame_starts[last]).await else {
+            return Err(self.damaged());
+        };
         let mut out = Vec::with_capacity(last - first);
-        for index in first..last {
-            let range = (self.frame_starts[index] - start) as usize..(self.frame_starts[index + 1] - start) as usize;
-            let data = stored.slice(range);
-            if self.core.sums.payload(&data) != self.frames[index].sum {
+        for frame in &self.frames[first..last] {
+            let data = take_front(&mut stored, frame.stored_len as usize);
+            if self.core.sums.payload(&data) != frame.sum {
                 return Err(self.damaged());
             }
-            out.push((self.frames[index].codec, data));
+            out.push((frame.codec, data));
         }
         Ok(out)
     }
 
-    /// Bytes `start..end` of the stored stream.
-    async fn read_stored(&self, start: u64, end: u64) -> Option<Bytes> {
-        let mut out = BytesMut::with_capacity((end - start) as usize);
+    /// Bytes `start..end` of the stored stream, in pieces as they stand on disk.
+    async fn read_stored(&self, start: u64, end: u64) -> Option<VecDeque<Bytes>> {
+        let mut pieces = VecDeque::new();
         let mut run = self.run_starts.partition_point(|&run_start| run_start <= start).checked_sub(1)?;
         let mut at = start;
         while at < end {
@@ -434,18 +436,38 @@ impl LargeBlob {
             let position = self.core.layout.chunk_position(first) + (at - self.run_starts[run]);
             let len = (end.min(run_end) - at) as usize;
             let skip = (position % DISK_ALIGN as u64) as usize;
-            let bytes = self.core.read(position - skip as u64, (skip + len).next_multiple_of(DISK_ALIGN)).await?;
-            out.extend_from_slice(&bytes.bytes()[skip..skip + len]);
+            let read = self.core.read(position - skip as u64, (skip + len).next_multiple_of(DISK_ALIGN)).await?;
+            pieces.push_back(read.share(skip..skip + len));
             at += len as u64;
             run += 1;
         }
-        Some(out.freeze())
+        Some(pieces)
     }
 
     fn damaged(&self) -> DiskError {
         self.core.drop_damaged(&self.shard, self.tag, self.version >> VERSION_SHIFT);
         DiskError::Damaged
     }
+}
+
+/// Takes the first `len` bytes out of `pieces`, which have as many; copied only where they stand in more than one.
+fn take_front(pieces: &mut VecDeque<Bytes>, len: usize) -> Bytes {
+    let mut joined = BytesMut::new();
+    while let Some(front) = pieces.front_mut() {
+        let part = front.split_to(front.len().min(len - joined.len()));
+        if front.is_empty() {
+            pieces.pop_front();
+        }
+        if part.len() == len {
+            return part;
+        }
+        joined.reserve(len - joined.len());
+        joined.extend_from_slice(&part);
+        if joined.len() == len {
+            break;
+        }
+    }
+    joined.freeze()
 }
 
 /// Where things of these lengths start when they stand one behind the other, and where the last one ends.
