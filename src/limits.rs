@@ -90,6 +90,8 @@ pub const HTTP2_PENDING_RESETS_MAX: usize = 256;
 pub const HTTP2_STREAM_ERRORS_MAX: usize = 1024;
 /// Bytes of small writes that are gathered before they go to the socket.
 pub const WRITE_GATHER_LEN: usize = 64 << 10;
+/// A write of more bytes is not gathered. Why: a system call costs what copying some 10 KB does that have left the cache.
+pub const WRITE_COPY_LEN_MAX: usize = 8 << 10;
 /// Connections that may wait in a core's inbox.
 pub const ACCEPT_INBOX_LEN: usize = 256;
 /// Messages of at most this many bytes, requests and replies, are outside of what follows: all streams of a connection

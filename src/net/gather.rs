@@ -1,7 +1,9 @@
 //! Between HTTP/2 and the socket: gathers small writes.
 //!
 //! Why: h2 flushes after each DATA frame of more than 256 bytes, which is a system call for each small reply. Gathered,
-//! all that a connection has to say in one of its turns goes out at once. (Reading ahead is the socket's part: `rt::tcp`.)
+//! all that a connection has to say in one of its turns goes out at once. What is large is not copied: it goes to the
+//! socket as it is, behind what was gathered, and the socket knows that more may follow. (Reading ahead is the socket's
+//! part too: `rt::tcp`.)
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
@@ -67,7 +69,7 @@ impl<T: AsyncWrite + Unpin> State<T> {
     fn poll_write(&mut self, context: &mut Context<'_>, data: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let len: usize = data.iter().map(|slice| slice.len()).sum();
         loop {
-            if self.gathered.len() + len <= limits::WRITE_GATHER_LEN {
+            if len <= limits::WRITE_COPY_LEN_MAX && self.gathered.len() + len <= limits::WRITE_GATHER_LEN {
                 if self.gathered.capacity() == 0 {
                     self.gathered = self.buffers.take();
                 }
