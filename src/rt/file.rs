@@ -125,9 +125,42 @@ impl Drop for DiskBuf {
 /// Lengths of which a core keeps spare buffers, in bytes: those that are asked for again and again.
 const POOLED: [usize; 5] = [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
 
+/// Buffers of one length that come back between two looks at how many spare ones were not needed.
+const SPARE_LOOK: u32 = 256;
+
 /// Spare buffers of a core, for each of the lengths `POOLED`.
 #[derive(Default)]
-struct Pool([Vec<Rc<DmaBuffer>>; POOLED.len()]);
+struct Pool([Spare; POOLED.len()]);
+
+/// Spare buffers of one length. Those that nobody needed for some time are freed. Why: else each core keeps as many as it
+/// ever needed at a time, and memory grows for as long as chance brings new peaks.
+#[derive(Default)]
+struct Spare {
+    buffers: Vec<Rc<DmaBuffer>>,
+    /// The fewest that lay here since the last look: so many were not needed.
+    fewest: usize,
+    came_back: u32,
+}
+
+impl Spare {
+    fn take(&mut self) -> Option<Rc<DmaBuffer>> {
+        let buffer = self.buffers.pop();
+        self.fewest = self.fewest.min(self.buffers.len());
+        buffer
+    }
+
+    fn give(&mut self, buffer: Rc<DmaBuffer>) {
+        if self.buffers.len() < DISK_BUF_SPARE_MAX / buffer.len() {
+            self.buffers.push(buffer);
+        }
+        self.came_back += 1;
+        if self.came_back == SPARE_LOOK {
+            self.buffers.drain(..self.fewest);
+            self.came_back = 0;
+            self.fewest = self.buffers.len();
+        }
+    }
+}
 
 thread_local! {
     static POOL: RefCell<Pool> = RefCell::default();
@@ -140,20 +173,19 @@ pub(super) fn drop_spares() {
 }
 
 impl Pool {
-    fn of(&mut self, len: usize) -> Option<&mut Vec<Rc<DmaBuffer>>> {
+    fn of(&mut self, len: usize) -> Option<&mut Spare> {
         Some(&mut self.0[POOLED.iter().position(|&pooled| pooled == len)?])
     }
 
     fn take(&mut self, len: usize) -> Option<Rc<DmaBuffer>> {
-        self.of(len)?.pop()
+        self.of(len)?.take()
     }
 
     fn give(&mut self, mut buffer: Rc<DmaBuffer>) {
-        let len = buffer.len();
         // A share that somebody still holds must not be handed out again.
         let is_whole = Rc::get_mut(&mut buffer).is_some();
-        if let Some(spare) = self.of(len).filter(|spare| is_whole && spare.len() < DISK_BUF_SPARE_MAX / len) {
-            spare.push(buffer);
+        if let Some(spare) = self.of(buffer.len()).filter(|_| is_whole) {
+            spare.give(buffer);
         }
     }
 }
@@ -298,5 +330,25 @@ impl<T: 'static> Drop for Landing<T> {
             // The executor is gone with the operation under way: the kernel may still read the buffer.
             std::mem::forget(operation);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a core keeps as many spare buffers as it needs at a time, not as many as it ever needed. Method: a peak of 50,
+    /// then three at a time.
+    #[test]
+    fn spare_buffers_follow_the_need() {
+        let mut spare = Spare::default();
+        let fresh = || Rc::new(glommio::allocate_dma_buffer_global(64 << 10));
+        (0..50).for_each(|_| spare.give(fresh()));
+        assert_eq!(spare.buffers.len(), 50);
+        for _ in 0..SPARE_LOOK {
+            let taken: Vec<_> = (0..3).map(|_| spare.take().expect("enough are left")).collect();
+            taken.into_iter().for_each(|buffer| spare.give(buffer));
+        }
+        assert_eq!(spare.buffers.len(), 3);
     }
 }
