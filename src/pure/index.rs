@@ -214,6 +214,21 @@ impl Index {
         occupied.zip(epochs).for_each(|(slot, epoch)| slot.word = Word(slot.word).used_in(epoch).0);
     }
 
+    /// Makes room for `more` entries, and for as many again as are here: for filling it from nothing. Call `fit` at the end.
+    pub fn make_room(&mut self, more: usize) {
+        let wanted = self.len + more;
+        if wanted * 8 > self.slots.len() * 7 {
+            self.resize(wanted.max(2 * self.len) * 5 / 4);
+        }
+    }
+
+    /// Gives back what is not needed.
+    pub fn fit(&mut self) {
+        if self.slots.len() > SLOTS_MIN && self.len * 3 < self.slots.len() * 2 {
+            self.resize((self.len + self.len / 4).max(SLOTS_MIN));
+        }
+    }
+
     /// Puts `word` in place of what `tag` had, and returns that.
     pub fn insert(&mut self, tag: u64, word: Word) -> Option<Word> {
         let mut at = match self.find(tag) {
@@ -259,9 +274,7 @@ impl Index {
         self.slots.copy_within(at + 1..end, at);
         self.slots[end - 1] = EMPTY;
         self.len -= 1;
-        if self.slots.len() > SLOTS_MIN && self.len * 3 < self.slots.len() * 2 {
-            self.resize((self.len + self.len / 4).max(SLOTS_MIN));
-        }
+        self.fit();
         Some(removed)
     }
 
@@ -428,5 +441,14 @@ mod tests {
             assert!(fits(&index), "{} bytes for {}", index.memory_bytes(), index.len());
         }
         assert!(index.is_empty());
+        for tags in tags.chunks(7000) {
+            index.make_room(tags.len());
+            for &tag in tags {
+                index.insert(tag, word(1));
+            }
+        }
+        index.fit();
+        index.check();
+        assert!(index.len() == tags.len() && fits(&index), "{} bytes for {}", index.memory_bytes(), index.len());
     }
 }
