@@ -6,12 +6,15 @@ import json
 import re
 import shutil
 import subprocess
+import threading
+import time
+import urllib.error
 import urllib.request
 
 import pytest
 
 from content import unique
-from reapi import Client, Code, blob_name, digest, fails, upload_name
+from reapi import BYTE_STREAM, Client, Code, blob_name, digest, fails, message, upload_name, write_requests
 from server import free_port, scratch
 from wait import until
 
@@ -194,3 +197,48 @@ def test_a_held_connection_does_not_stop_the_server(fresh):
     idle.getresponse().read()
     server.stop()
     idle.close()
+
+
+def test_a_saturated_server_answers(fresh):
+    # One core, and more uploads in flight than it can take in: counters only grow, and every scrape gets its answer.
+    server = fresh(http_address="127.0.0.1:0", cores="1", access_log_level="none")
+    stop = threading.Event()
+    ended = []
+
+    def load():
+        with Client(server.address) as client:
+            encode = message("google.bytestream.WriteRequest").SerializeToString
+            decode = message("google.bytestream.WriteResponse").FromString
+            call = client.channel.stream_unary(f"{BYTE_STREAM}/Write", encode, decode)
+            while not stop.is_set():
+                contents = [unique(MIB) for _ in range(16)]
+                futures = [
+                    call.future(write_requests(upload_name(each.hash, each.size), each.chunks()), timeout=60)
+                    for each in contents
+                ]
+                ended.extend(future.exception(60) is None for future in futures)
+
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        until(lambda: scrape(server)["bazel_remote_stored_blobs_total"] >= 32, "the load runs", 60)
+        last, worst = {}, 0.0
+        for _ in range(40):
+            started = time.monotonic()
+            now = scrape(server)
+            json.loads(get(server, "/status"))
+            worst = max(worst, time.monotonic() - started)
+            fallen = [name for name, value in now.items() if "_total" in name and value < last.get(name, 0)]
+            assert not fallen
+            last = now
+        print(f"the slowest pair of scrapes took {worst * 1e3:.0f} ms")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(120)
+    assert all(ended)
+    after = scrape(server)
+    assert after["bazel_remote_stored_blobs_total"] == len(ended)
+    assert after["bazel_remote_calls_inflight"] == 0
+    assert after['http_request_duration_seconds_count{code="200",handler="metrics",method="GET",service=""}'] > 40
