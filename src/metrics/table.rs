@@ -119,6 +119,25 @@ table! {
     IncomingRequests: Ours Counter Count "incoming_requests_total" ["kind", "method", "status"]
         "What clients asked for (get, contains) of cas and ac, and whether it was there. A fall of the hit ratio \
          after a deployment usually means changed action keys."
+    WriteSlotsInflight: Ours Gauge Count "cas_write_slots_inflight" []
+        "Writes of blobs that are let in now. At the limit for long: more is uploaded than the drive or the CPU takes, see \
+         cas_write_shed_total."
+    WriteSlotsLimit: Ours Gauge Count "cas_write_slots_limit" []
+        "Writes that may be in at a time: --max_inflight_cas_writes, or what the memory limit allows."
+    WritesWaiting: Ours Gauge Count "cas_writes_waiting" []
+        "Writes that wait for a slot now, for --write_queue_wait at most."
+    WritesAdmitted: Ours Counter Count "cas_writes_admitted_total" []
+        "Writes that were let in."
+    WritesAdmittedLate: Ours Counter Count "cas_writes_admitted_late_total" []
+        "Those of them that had to wait. Growing: the next burst is refused in part; add cores or a server."
+    WritesShed: Ours Counter Count "cas_write_shed_total" ["reason"]
+        "Writes that were refused because no slot came free in time (timeout) or too many waited (queue_full). Each costs a \
+         miss later. Growing in every build: raise --max_inflight_cas_writes with --memory_limit, or add a server."
+    WriteSlotsBorrowed: Ours Counter Count "cas_write_slots_borrowed_total" []
+        "Slots that one core took from another. Large against the writes: uploads are not spread over the cores."
+    WritesYielded: Ours Counter Count "cas_writes_yielded_total" []
+        "Uploads that stood still and gave their slot to one that waited; their clients may resume them. Growing: clients or \
+         their network stall in the middle of uploads."
     StoredBlobs: Ours Counter Count "stored_blobs_total" []
         "Blobs that were verified and stored."
     Stored: Ours Counter Bytes "stored_bytes_total" []

@@ -137,6 +137,7 @@ impl<D: BlobDisk> Worker<D> {
         into.add(Metric::RamCacheEvicted, stats.ram.evicted);
         into.add(Metric::RamCacheEntries, stats.ram.entries);
         into.add_for(Metric::MemoryHeld, ["ram_cache"], stats.ram.bytes);
+        self.0.write_gate.report(into);
     }
 
     /// Lets no new upload or stream begin, waits for those that run, and frees what interrupted ones have left.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::lane::Lane;
 use super::protocol::Request;
 use crate::limits;
+use crate::metrics::{Metric, Snapshot};
 use crate::pure::admission::{Admission, AdmissionConfig, Entry, Message, Refusal, Ticket};
 use crate::rt::local::Local;
 use crate::rt::time;
@@ -114,6 +115,21 @@ impl WriteGate {
 
     pub fn limits(&self) -> WriteLimits {
         self.0.limits
+    }
+
+    /// Adds what this gate has done and holds.
+    pub fn report(&self, into: &mut Snapshot) {
+        let stats = self.stats();
+        into.add(Metric::WriteSlotsInflight, stats.in_flight);
+        // Why those: they sum up to the limit, while the others are on their way now and then.
+        into.add(Metric::WriteSlotsLimit, stats.home_slots);
+        into.add(Metric::WritesWaiting, stats.waiting);
+        into.add(Metric::WritesAdmitted, stats.admitted);
+        into.add(Metric::WritesAdmittedLate, stats.admitted_late);
+        into.add_for(Metric::WritesShed, ["timeout"], stats.shed_late);
+        into.add_for(Metric::WritesShed, ["queue_full"], stats.shed_queue_full);
+        into.add(Metric::WriteSlotsBorrowed, stats.borrowed);
+        into.add(Metric::WritesYielded, stats.yielded);
     }
 
     pub fn stats(&self) -> WriteStats {

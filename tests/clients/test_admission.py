@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from content import Content, unique
+from metrics import scrape
 from reapi import Client, Code, blob_name, digest, digest_of, fails, upload_name, write_requests
 from wait import until
 
@@ -37,7 +38,7 @@ def names(log: str) -> list[str]:
 
 
 def test_only_new_blobs_are_refused(fresh):
-    server = fresh(max_inflight_cas_writes=1, write_queue_wait="0s")
+    server = fresh(max_inflight_cas_writes=1, write_queue_wait="0s", http_address="127.0.0.1:0")
     with Client(server.address) as client:
         here = unique(5000)
         client.write(upload_name(here.hash, here.size), here.chunks())
@@ -56,6 +57,9 @@ def test_only_new_blobs_are_refused(fresh):
             action = digest_of(b"an action beside the gate")
             client.update_action(action, {"exit_code": 3, "stdout_raw": b"never refused"})
             assert client.get_action(action).exit_code == 3
+            told = scrape(server)
+            assert told["bazel_remote_cas_write_slots_inflight"] == told["bazel_remote_cas_write_slots_limit"] == 1
+            assert told['bazel_remote_cas_write_shed_total{reason="timeout"}'] == 3
         client.write(upload_name(large.hash, large.size), large.chunks())
         assert not client.missing(digest(large))
 

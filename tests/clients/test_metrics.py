@@ -3,7 +3,6 @@ Method: Debian's own Prometheus and promtool, curl-like requests, and calls whos
 
 import http.client
 import json
-import re
 import shutil
 import subprocess
 import threading
@@ -14,33 +13,16 @@ import urllib.request
 import pytest
 
 from content import unique
+from metrics import get, scrape
 from reapi import BYTE_STREAM, Client, Code, blob_name, digest, fails, message, upload_name, write_requests
-from server import free_port, scratch
+from server import Server, free_port, scratch
 from wait import until
 
 MIB = 1 << 20
-SERIES = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
-
-
-def get(server, path: str) -> str:
-    with urllib.request.urlopen(f"http://{server.http_address}{path}", timeout=20) as reply:
-        return reply.read().decode()
-
-
-def scrape(server) -> dict:
-    """Series by their text, such as `name{label="value"}`."""
-    found = {}
-    for line in get(server, "/metrics").splitlines():
-        if not line.startswith("#"):
-            name, labels, value = SERIES.match(line).groups()
-            found[f"{name}{{{labels}}}" if labels else name] = float(value)
-    return found
 
 
 @pytest.fixture(scope="module")
 def server():
-    from server import Server
-
     with Server(http_address="127.0.0.1:0") as running:
         yield running
 
