@@ -152,6 +152,16 @@ pub const HTTP_IDLE_MS: u64 = 150_000;
 pub const HTTP_HEAD_MS: u64 = 10_000;
 /// How long a request or its answer may stand still: at least this, at most twice as long.
 pub const HTTP_STALL_MS: u64 = 120_000;
+/// The longest body of an HTTP upload whose size no header says, in bytes: it is held until its end.
+pub const HTTP_UNSIZED_LEN_MAX: usize = 4 << 20;
+/// The longest value of `/ac/` with `--disable_http_ac_validation`, in bytes: it is held until its hash is known.
+pub const HTTP_RAW_LEN_MAX: usize = GRPC_MESSAGE_LEN_MAX;
+/// Bytes of a refused upload that are read and dropped, so that its client reads the answer and the connection goes on.
+pub const HTTP_DRAIN_LEN_MAX: u64 = 1 << 20;
+/// For how long, at most.
+pub const HTTP_DRAIN_TIME: Duration = Duration::from_secs(5);
+/// Epochs of eviction whose beginning a core remembers, to tell the age of what it evicts.
+pub const EPOCHS_REMEMBERED: usize = 32;
 /// Scrapes that may wait for one core, and how long one waits for all of them.
 pub const METRICS_ASKS_MAX: usize = 16;
 pub const METRICS_COLLECT_TIME: Duration = Duration::from_millis(60);

@@ -94,6 +94,11 @@ table! {
         "Raw bytes of each entry that was stored since the start."
     DiskCacheEvictedEntries: Ours Counter Count "disk_cache_evicted_entries_total" []
         "Entries that were evicted for space. If what goes is younger than your builds' period, raise --max_size."
+    DiskCacheEvicted: Ours Counter Bytes "disk_cache_evicted_bytes_total" []
+        "Their bytes as they stood on disk."
+    DiskCacheEvictedAge: Ours Histogram Seconds "disk_cache_evicted_age_seconds" []
+        "For how long evicted entries had not been used, at least; time before the start of the process is not counted. \
+         Less than the time between two builds of the same thing: raise --max_size."
     DiskCacheAppendedEntries: Ours Counter Count "disk_cache_appended_entries_total" []
         "Records written to the logs, copies that eviction makes included."
     DiskCacheAppended: Ours Counter Bytes "disk_cache_appended_bytes_total" []

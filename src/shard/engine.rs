@@ -287,6 +287,7 @@ impl Core {
             on_pressure: RefCell::default(),
             writers: Cell::default(),
         });
+        core.meters.note_epoch(core.epoch.get(), rt::time::now());
         rt::spawn(flush_loop(Rc::downgrade(&core), core.wake_flusher.clone()));
         rt::spawn(sync_loop(Rc::downgrade(&core), core.syncs.wake.clone()));
         rt::spawn(grave_loop(Rc::downgrade(&core), core.wake_gravedigger.clone()));

@@ -1,9 +1,13 @@
 //! What one core's disk says to Prometheus.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use super::disk::DiskStats;
+use crate::limits::EPOCHS_REMEMBERED;
 use crate::metrics::{Counter, Histogram, Metric, Snapshot};
+use crate::pure::recency::Epoch;
 
 /// Counts that are no part of `DiskStats`.
 pub(super) struct Meters {
@@ -17,6 +21,11 @@ pub(super) struct Meters {
     at_rest: Counter,
     /// Raw bytes of the large blobs that are being written.
     pub(super) reserved: Cell<u64>,
+    /// Bytes at rest of what was evicted, and for how long nobody had used it.
+    evicted: Counter,
+    evicted_age: Histogram,
+    /// When the last epochs began.
+    epochs: RefCell<VecDeque<(Epoch, Instant)>>,
 }
 
 impl Default for Meters {
@@ -28,6 +37,9 @@ impl Default for Meters {
             raw: Counter::default(),
             at_rest: Counter::default(),
             reserved: Cell::default(),
+            evicted: Counter::default(),
+            evicted_age: Histogram::of_ages(),
+            epochs: RefCell::default(),
         }
     }
 }
@@ -38,6 +50,31 @@ impl Meters {
         self.entry_size.observe_bytes(raw_len);
         self.raw.add(raw_len);
         self.at_rest.add(stored_len);
+    }
+
+    /// An epoch begins.
+    pub(super) fn note_epoch(&self, epoch: Epoch, now: Instant) {
+        let mut epochs = self.epochs.borrow_mut();
+        if epochs.back().is_some_and(|(last, _)| *last >= epoch) {
+            return;
+        }
+        if epochs.len() >= EPOCHS_REMEMBERED {
+            epochs.pop_front();
+        }
+        epochs.push_back((epoch, now));
+    }
+
+    /// An entry that was last used in this epoch was evicted.
+    pub(super) fn evicted(&self, bytes: u64, used: Epoch, now: Instant) {
+        self.evicted.add(bytes);
+        self.evicted_age.observe_time(self.age(used, now));
+    }
+
+    /// How long ago an epoch ended, as far as is known: time before the start of the process is not counted.
+    fn age(&self, epoch: Epoch, now: Instant) -> Duration {
+        let epochs = self.epochs.borrow();
+        let next = epochs.iter().find(|(known, _)| *known > epoch);
+        next.map_or(Duration::ZERO, |(_, began)| now.saturating_duration_since(*began))
     }
 
     /// What `bytes` at rest are raw, if all is as compressible as what was stored since the start.
@@ -56,6 +93,8 @@ impl Meters {
         into.add(Metric::DiskCacheRecoveringShards, stats.recovering_shards);
         into.add_histogram(Metric::DiskCacheEntrySize, vec![], &self.entry_size);
         into.add(Metric::DiskCacheEvictedEntries, stats.evicted_entries);
+        into.add(Metric::DiskCacheEvicted, &self.evicted);
+        into.add_histogram(Metric::DiskCacheEvictedAge, vec![], &self.evicted_age);
         into.add(Metric::DiskCacheAppendedEntries, stats.appended_records);
         into.add(Metric::DiskCacheAppended, stats.appended_bytes);
         into.add(Metric::DiskCacheReinsertedEntries, stats.reinserted_records);
@@ -65,5 +104,30 @@ impl Meters {
         into.add(Metric::DiskCacheWriteErrors, stats.write_errors);
         into.add_histogram(Metric::DiskFlushTime, vec![], &self.flush_time);
         into.add_histogram(Metric::DiskSyncTime, vec![], &self.sync_time);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rt::time::now;
+
+    /// Goal: an age is the time since the epoch of the last use ended, and never more than what the process has seen.
+    /// Method: epochs a minute apart, more of them than are remembered.
+    #[test]
+    fn ages_count_from_the_end_of_an_epoch() {
+        let (meters, start, minute) = (Meters::default(), now(), Duration::from_secs(60));
+        for n in 0..=EPOCHS_REMEMBERED as u64 {
+            meters.note_epoch(Epoch(100 + n), start + minute * n as u32);
+            // Said twice: the first time counts.
+            meters.note_epoch(Epoch(100 + n), start + minute * (n as u32 + 1));
+        }
+        let last = EPOCHS_REMEMBERED as u64;
+        let now = start + minute * last as u32;
+        assert_eq!(meters.age(Epoch(100 + last), now), Duration::ZERO);
+        assert_eq!(meters.age(Epoch(100 + last - 1), now), Duration::ZERO);
+        assert_eq!(meters.age(Epoch(100 + last - 3), now), 2 * minute);
+        assert_eq!(meters.age(Epoch(7), now), minute * (last as u32 - 1));
+        assert_eq!(Meters::default().age(Epoch(7), now), Duration::ZERO);
     }
 }

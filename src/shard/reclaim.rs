@@ -5,13 +5,14 @@ use std::rc::{Rc, Weak};
 use super::engine::{Core, Forgotten, Shard, ShardState};
 use super::log::{AppendError, Record, Ticket, Urgency};
 use super::pool::FromPool;
-use crate::limits::DISK_ALIGN;
+use crate::limits::{CHUNK_LEN, DISK_ALIGN};
 use crate::pure::eviction::{Order, Outcome, SEGMENT_PARTS};
 use crate::pure::index::Word;
 use crate::pure::recency::{Aged, Epoch, Verdict, judge};
 use crate::pure::record::{Header, Place, RECORD_ALIGN};
 use crate::pure::segment::LargeEntry;
 use crate::rt::channel::Receiver;
+use crate::rt::time::now;
 
 /// The most that is read of a segment at a time, in bytes (one record may be longer).
 const WINDOW_LEN: u32 = 1 << 20;
@@ -37,6 +38,7 @@ pub(super) async fn order_loop(core: Weak<Core>, mut messages: Receiver<FromPool
             FromPool::Reclaim(order) => order,
             FromPool::Epoch(epoch) => {
                 core.epoch.set(epoch);
+                core.meters.note_epoch(epoch, now());
                 continue;
             }
             FromPool::Pressure => {
@@ -129,7 +131,11 @@ impl Core {
             let now = state.index.get(live.tag).filter(|now| now.location() == live.location);
             now.and_then(|_| state.forget(live.tag))
         });
-        self.count(|stats| stats.evicted_entries += u64::from(gone.is_some()));
+        if gone.is_some() {
+            self.count(|stats| stats.evicted_entries += 1);
+            let used = live.aged.epoch.unwrap_or(self.epoch.get());
+            self.meters.evicted(u64::from(live.aged.len), used, now());
+        }
     }
 
     /// Copies the survivors forward and waits until they are on disk. False when some of them had to stay where they are.
@@ -232,8 +238,10 @@ impl Core {
         for tag in homes {
             let (used, evicted) = shard.state.with(|state| self.judge_home(state, order, tag));
             oldest = used.into_iter().chain(oldest).min();
-            let Some((_, held)) = evicted else { continue };
+            let Some((word, held)) = evicted else { continue };
             self.count(|stats| stats.evicted_entries += 1);
+            let chunks: u64 = held.iter().flat_map(|held| &held.runs).map(|run| u64::from(run.count)).sum();
+            self.meters.evicted(chunks * CHUNK_LEN as u64, word.used(order.now).no_older(order.now), now());
             if let Ok(ticket) = self.append_tomb(shard, tag, Urgency::Reclaim).await {
                 held.iter().for_each(|held| held.release_after(&ticket));
                 last = Some(ticket);
