@@ -176,7 +176,7 @@ fn announce(config: &Config, volume: &Volume, grpc: &TcpListener, http: Option<&
         tracing::warn!("anyone who reaches {address} can read and write this cache: there is no access control yet");
     }
     if let Some(http) = http.filter(|http| http.ip().is_unspecified()) {
-        tracing::warn!("anyone who reaches {http} can read /metrics and /status: there is no access control yet");
+        tracing::warn!("anyone who reaches {http} can do the same over HTTP: there is no access control yet");
     }
     match http {
         Some(http) => tracing::info!("listening: grpc={address} http={http}"),

@@ -26,7 +26,7 @@ pub struct Flags {
     /// Where gRPC listens: [host]:port; port 0 picks a free one.
     #[arg(long, env = "RINGCAS_GRPC_ADDRESS", default_value = ":9092")]
     grpc_address: String,
-    /// Where HTTP listens, for /metrics and /status: [host]:port, or `none`; port 0 picks a free one.
+    /// Where HTTP listens, for /cas/, /ac/, /metrics and /status: [host]:port, or `none`; port 0 picks a free one.
     #[arg(long, env = "RINGCAS_HTTP_ADDRESS", default_value = ":8080")]
     http_address: String,
     /// How blobs stand on disk.
@@ -78,6 +78,10 @@ pub struct Flags {
     /// What the names of metrics start with, but for grpc_server_*, http_* and process_*.
     #[arg(long, env = "RINGCAS_METRICS_PREFIX", default_value = "bazel_remote")]
     metrics_prefix: MetricsPrefix,
+    /// Let /ac/ on the HTTP port take and give any bytes, as ccache needs it: not ActionResults that are checked.
+    #[arg(long, env = "RINGCAS_DISABLE_HTTP_AC_VALIDATION", num_args = 0..=1, require_equals = true,
+          default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
+    disable_http_ac_validation: bool,
     /// Keep action results of different instance names apart.
     #[arg(long, env = "RINGCAS_ENABLE_AC_KEY_INSTANCE_MANGLING", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
@@ -206,6 +210,7 @@ pub struct Config {
     pub endpoint_metrics: bool,
     pub metrics_prefix: MetricsPrefix,
     pub mangle_action_keys: bool,
+    pub check_http_actions: bool,
 }
 
 /// A setting that cannot be used.
@@ -276,6 +281,7 @@ impl Flags {
             endpoint_metrics: self.enable_endpoint_metrics,
             metrics_prefix: self.metrics_prefix,
             mangle_action_keys: self.enable_ac_key_instance_mangling,
+            check_http_actions: !self.disable_http_ac_validation,
         })
     }
 }

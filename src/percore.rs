@@ -91,6 +91,7 @@ pub async fn run(kit: Kit) {
     };
     let options = Options {
         mangle_action_keys: config.mangle_action_keys,
+        check_http_actions: config.check_http_actions,
         max_blob_size: config.max_blob_size.min(disk.max_blob_len()),
         access_log: config.access_log,
         shed_status: config.write_shed_status.into(),

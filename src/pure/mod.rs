@@ -12,6 +12,7 @@ pub mod eviction;
 mod eviction_tests;
 pub mod find_missing;
 pub mod grpc_frame;
+pub mod http_cache;
 pub mod index;
 pub mod parking;
 pub mod protobuf;

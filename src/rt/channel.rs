@@ -3,6 +3,8 @@
 //! A wake from another core is an event to the receiving reactor, and `pulse` covers the case in which the executor
 //! parks all the same; nothing is to be added by who receives.
 
+use std::task::{Context, Poll};
+
 use futures_channel::{mpsc, oneshot};
 use futures_util::{SinkExt, StreamExt};
 
@@ -51,6 +53,11 @@ impl<T> Receiver<T> {
     /// The next message; `None` when every sender is gone.
     pub async fn recv(&mut self) -> Option<T> {
         self.0.next().await
+    }
+
+    /// The same, for who is polled.
+    pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
+        self.0.poll_next_unpin(context)
     }
 }
 

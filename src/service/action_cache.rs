@@ -56,7 +56,17 @@ pub async fn update_action_result<S: Store>(
     let request: UpdateActionResultRequest = decode(request)?;
     check_digest_function(request.digest_function)?;
     let key = action_key(services, &request.instance_name, request.action_digest.as_ref())?;
-    let mut result = request.action_result.ok_or_else(|| Status::invalid("action_result: must be set"))?;
+    let result = request.action_result.ok_or_else(|| Status::invalid("action_result: must be set"))?;
+    Ok(vec![store_result(services, key, result, sent).await?])
+}
+
+/// Validates and stores a result, which came as the protobuf message `sent`, and returns what was stored.
+pub(super) async fn store_result<S: Store>(
+    services: &Services<S>,
+    key: ActionKey,
+    mut result: ActionResult,
+    sent: Option<Bytes>,
+) -> Result<Bytes, Status> {
     validate(&result).map_err(|error| Status::invalid(error.to_string()))?;
     let moved = take_inline(&mut result)?;
     // Why as it was sent: a newer client may have put in what this server does not know.
@@ -78,7 +88,7 @@ pub async fn update_action_result<S: Store>(
     }
     let data = if data.is_empty() { Bytes::from_static(EXIT_CODE_0) } else { data.into() };
     services.store.action_put(key, data.clone()).await?;
-    Ok(vec![data])
+    Ok(data)
 }
 
 /// `action_result` = 3 of a serialized UpdateActionResultRequest. `None` unless it stands there just once.
@@ -98,17 +108,22 @@ fn miss() -> Status {
     Status::not_found("the action is not in the cache, or a blob of its result is not")
 }
 
-/// The key of an action. With mangling it is SHA-256(hex of the action's hash, instance name), as in bazel-remote.
+/// The hash that an action is kept under. With mangling it is SHA-256(hex of the action's hash, instance name), as in
+/// bazel-remote.
+pub(super) fn mangled<S>(services: &Services<S>, instance: &str, hash: Hash) -> Hash {
+    if services.options.mangle_action_keys && !instance.is_empty() {
+        return Hash(Sha256::new().chain_update(hash.to_hex()).chain_update(instance).finalize().into());
+    }
+    hash
+}
+
+/// The key of an action.
 fn action_key<S>(services: &Services<S>, instance: &str, digest: Option<&reapi::Digest>) -> Result<ActionKey, Status> {
     let digest = parse_digest(digest, "action_digest")?;
     if digest.is_empty() {
         return Err(Status::invalid("action_digest: must not be that of the empty blob"));
     }
-    let mut hash = digest.hash;
-    if services.options.mangle_action_keys && !instance.is_empty() {
-        hash = Hash(Sha256::new().chain_update(hash.to_hex()).chain_update(instance).finalize().into());
-    }
-    Ok(ActionKey { hash, size: Some(digest.size) })
+    Ok(ActionKey { hash: mangled(services, instance, digest.hash), size: Some(digest.size) })
 }
 
 /// A place for inline contents in an ActionResult.

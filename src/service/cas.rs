@@ -94,7 +94,7 @@ async fn update_item<S: Store>(
 }
 
 /// Verifies and stores a blob that is all here.
-async fn store_blob<S: Store>(
+pub(super) async fn store_blob<S: Store>(
     services: &Services<S>,
     instance: &str,
     digest: Digest,

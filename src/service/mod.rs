@@ -1,15 +1,18 @@
-//! One file for each gRPC service. Handlers know REAPI and the `Store`, and nothing of sockets or HTTP/2.
+//! One file for each gRPC service, and one for the HTTP cache. Handlers know REAPI and the `Store`, and nothing of sockets or HTTP/2.
 //!
 //! A unary handler takes the request message as `Bytes` and returns the reply message in pieces that follow each
 //! other on the wire, so that payload is never copied through a protobuf encoder. A server-streaming handler hands its
 //! messages to an `Outgoing`, which makes it wait while the client does not read.
 
 pub mod action_cache;
+pub mod action_json;
 pub mod byte_stream;
 pub mod capabilities;
 pub mod cas;
 pub mod health;
+pub mod http_cache;
 pub mod reflection;
+pub mod refusal;
 pub mod reply;
 pub mod shed;
 pub mod status;
@@ -83,6 +86,8 @@ pub struct Options {
     pub mangle_action_keys: bool,
     /// An AC hit needs all of its blobs (off: `--disable_grpc_ac_deps_check`).
     pub check_actions: bool,
+    /// `/ac/` over HTTP takes and gives ActionResults only (off: `--disable_http_ac_validation`).
+    pub check_http_actions: bool,
     /// The largest blob that is accepted, in raw bytes: advertised as `max_cas_blob_size_bytes`.
     pub max_blob_size: u64,
     /// One log line for each request (`--access_log_level all`).
@@ -98,6 +103,7 @@ impl Default for Options {
         Self {
             mangle_action_keys: false,
             check_actions: true,
+            check_http_actions: true,
             max_blob_size: i64::MAX as u64,
             access_log: false,
             shed_status: ShedStatus::Auto,

@@ -22,6 +22,8 @@ pub trait BlobDisk: Clone + 'static {
     async fn ready(&self, hash: &Hash);
     /// Whether the record is here. Counts as use of it. Call `ready` first.
     fn contains(&self, key: &Key) -> bool;
+    /// The size of the blob with this hash; a hit counts as use.
+    async fn size_of(&self, hash: &Hash) -> Result<Option<u64>, DiskError>;
     /// Looks a record up; a hit counts as use.
     async fn read(&self, key: &Key) -> Result<Option<Stored<Self::Large>>, DiskError>;
     /// Stores a small record, all of `stored` joined, and returns its version. An older one of the same key is replaced.
@@ -52,6 +54,8 @@ pub trait FrameWriter {
 pub trait FrameReader {
     fn frame_count(&self) -> usize;
     fn codec(&self, frame: usize) -> Codec;
+    /// Bytes at rest of a frame.
+    fn stored_len(&self, frame: usize) -> usize;
     /// Reads and checks frames as stored from `first` on: at least one and at most `max`.
     async fn read_frames(&self, first: usize, max: usize) -> Result<Vec<(Codec, Bytes)>, DiskError>;
 }
@@ -66,6 +70,10 @@ impl BlobDisk for Disk {
 
     fn contains(&self, key: &Key) -> bool {
         Disk::contains(self, key)
+    }
+
+    async fn size_of(&self, hash: &Hash) -> Result<Option<u64>, DiskError> {
+        Disk::size_of(self, hash).await
     }
 
     async fn read(&self, key: &Key) -> Result<Option<Stored<LargeBlob>>, DiskError> {
@@ -123,6 +131,10 @@ impl FrameReader for LargeBlob {
 
     fn codec(&self, frame: usize) -> Codec {
         self.frame(frame).codec
+    }
+
+    fn stored_len(&self, frame: usize) -> usize {
+        self.frame(frame).stored_len
     }
 
     async fn read_frames(&self, first: usize, max: usize) -> Result<Vec<(Codec, Bytes)>, DiskError> {

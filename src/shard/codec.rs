@@ -269,7 +269,7 @@ impl Probe {
 ///
 /// Source: RFC 8878, 3.1.1.
 pub fn wrap_raw(raw: &[u8]) -> Vec<u8> {
-    let mut frame = Vec::with_capacity(9 + raw.len() + 3 * raw.len().div_ceil(BLOCK_LEN_MAX).max(1));
+    let mut frame = Vec::with_capacity(wrapped_len(raw.len()));
     frame.extend_from_slice(&[0x28, 0xb5, 0x2f, 0xfd, 0xa0]);
     frame.extend_from_slice(&(raw.len() as u32).to_le_bytes());
     let mut rest = raw;
@@ -283,6 +283,11 @@ pub fn wrap_raw(raw: &[u8]) -> Vec<u8> {
         }
         rest = after;
     }
+}
+
+/// Bytes of `wrap_raw`'s frame around `raw_len` bytes.
+pub fn wrapped_len(raw_len: usize) -> usize {
+    9 + raw_len + 3 * raw_len.div_ceil(BLOCK_LEN_MAX).max(1)
 }
 
 const LEVEL_LOW: i32 = -1;

@@ -149,7 +149,11 @@ impl Disk {
             });
             let Some((word, large, version)) = found else { return Ok(None) };
             let len = large.as_ref().map_or(word.read_len(key), |(_, len)| u64::from(*len));
-            let record = self.0.fetch(&shard, word, len).await;
+            let whole = |header: Header, record: &[u8]| {
+                let payload = header.payload(record, &self.0.sums)?;
+                Some((header, Bytes::copy_from_slice(payload)))
+            };
+            let record = self.0.fetch(&shard, word, len, whole).await;
             let kind = if large.is_some() { RecordKind::Large } else { RecordKind::Small };
             let wanted = |header: &Header| {
                 let fits = header.key.kind == key.kind && (key.kind == Kind::Action || header.key.size == key.size);
@@ -186,6 +190,32 @@ impl Disk {
                         return Err(DiskError::Damaged);
                     }
                 }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The size of the blob with this hash, as its record's header says; a hit counts as use. The blob's bytes are not
+    /// looked at.
+    pub async fn size_of(&self, hash: &Hash) -> Result<Option<u64>, DiskError> {
+        let (shard, tag) = self.locate(&Key { kind: Kind::Cas, hash: *hash, size: 0 })?;
+        shard.wait_ready().await;
+        for _ in 0..MOVES_MAX {
+            let found = shard.state.with(|state| {
+                state.index.touch(tag, self.0.epoch.get());
+                state.index.get(tag)
+            });
+            let Some(word) = found else { return Ok(None) };
+            let header = self.0.fetch(&shard, word, HEADER_LEN as u64, |header, _| Some(header)).await;
+            if let Some(header) = header {
+                // Else another key with the same tag.
+                let is_it = header.key.kind == Kind::Cas && header.key.hash == *hash;
+                return Ok(is_it.then_some(header.key.size));
+            }
+            let now = shard.state.with(|state| state.index.get(tag).map(Word::location));
+            if now == Some(word.location()) {
+                self.0.drop_damaged(&shard, tag, word.location());
+                return Err(DiskError::Damaged);
             }
         }
         Ok(None)
@@ -395,8 +425,14 @@ impl AppendError {
 }
 
 impl Core {
-    /// The record that `word` points to, if what is there now is one. `len` bytes are enough to read.
-    async fn fetch(&self, shard: &Rc<Shard>, word: Word, len: u64) -> Option<(Header, Bytes)> {
+    /// What `take` makes of the record that `word` points to, if what is there now is one. `len` bytes are enough to read.
+    async fn fetch<T>(
+        &self,
+        shard: &Rc<Shard>,
+        word: Word,
+        len: u64,
+        take: impl FnOnce(Header, &[u8]) -> Option<T>,
+    ) -> Option<T> {
         let position = word.location() * RECORD_ALIGN as u64;
         let (segment, offset) = self.layout.split(position);
         let len = len.clamp(HEADER_LEN as u64, u64::from(self.layout.segment_len - offset)) as usize;
@@ -420,8 +456,7 @@ impl Core {
                     &read.bytes()[skip..]
                 }
             };
-            let header = Header::decode(record, &self.sums, place)?;
-            return header.payload(record, &self.sums).map(|payload| (header, Bytes::copy_from_slice(payload)));
+            return Header::decode(record, &self.sums, place).and_then(|header| take(header, record));
         }
     }
 

@@ -11,6 +11,7 @@ use super::disk::{Ack, Codec, Disk, DiskConfig, DiskError, DiskStats, Found, Key
 use super::tests::SplitMix64;
 use super::{geometry, pool};
 use crate::limits::{DISK_ALIGN, FRAME_LEN};
+use crate::metrics::{Metric, Snapshot};
 use crate::pure::digest::Hash;
 use crate::pure::shard_map::{CoreId, ShardMap};
 use crate::rt::cores::block_on;
@@ -97,6 +98,11 @@ impl World {
         match self.get(&blob.key).await {
             Ok(Some(data)) => {
                 assert!(data == blob.data(), "wrong bytes for {blob:?}");
+                if blob.key.kind == Kind::Cas {
+                    let size = self.of(&blob.key).size_of(&blob.key.hash).await;
+                    // It may be evicted between the two.
+                    assert!(matches!(size, Ok(None)) || size == Ok(Some(blob.len)), "{size:?} for {blob:?}");
+                }
                 true
             }
             Ok(None) | Err(DiskError::Damaged) => false,
@@ -339,6 +345,10 @@ fn a_full_cache_evicts_the_unused() {
         }
         let stats = world.stats();
         assert!(stats.evicted_entries > 200 && stats.damaged_records == 0, "{stats:?}");
+        let mut told = Snapshot::default();
+        world.disks.iter().for_each(|disk| disk.report(&mut told));
+        assert_eq!(told.value(Metric::DiskCacheEvictedAge, &[]), Some(stats.evicted_entries as f64));
+        assert!(told.total(Metric::DiskCacheEvicted) as u64 > bytes / 2, "{bytes} bytes went into 64 MiB");
         assert_eq!(kept, 30, "{stats:?}");
         let mut left = 0;
         for round in 1..=round {

@@ -87,6 +87,13 @@ impl BlobDisk for FakeDisk {
         self.with(|state| state.small.contains_key(&name(key)) || state.large.contains_key(&name(key)))
     }
 
+    async fn size_of(&self, hash: &Hash) -> Result<Option<u64>, DiskError> {
+        Ok(self.with(|state| {
+            let mut keys = state.small.keys().chain(state.large.keys());
+            keys.find(|key| key.kind == Kind::Cas && key.hash == *hash).map(|key| key.size)
+        }))
+    }
+
     async fn read(&self, key: &Key) -> Result<Option<Stored<FakeLarge>>, DiskError> {
         let found = self.with(|state| {
             state.reads += 1;
@@ -199,6 +206,10 @@ impl FrameReader for FakeLarge {
 
     fn codec(&self, frame: usize) -> Codec {
         self.frames[frame].0
+    }
+
+    fn stored_len(&self, frame: usize) -> usize {
+        self.frames[frame].1.len()
     }
 
     async fn read_frames(&self, first: usize, max: usize) -> Result<Vec<(Codec, Bytes)>, DiskError> {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::upload::UploadHandle;
 use crate::pure::admission;
-use crate::pure::digest::Digest;
+use crate::pure::digest::{Digest, Hash};
 use crate::rt::channel::ReplyTo;
 use crate::store::{
     ActionEntry, ActionKey, Blob, Get, Opened, Put, PutOutcome, StoreError, UploadEnd, UploadKey, UploadStatus,
@@ -17,6 +17,10 @@ pub enum Request {
     FindMissing {
         digests: Vec<Digest>,
         reply: ReplyTo<Vec<bool>>,
+    },
+    SizeOf {
+        hash: Hash,
+        reply: ReplyTo<Result<Option<u64>, StoreError>>,
     },
     Get {
         get: Get,

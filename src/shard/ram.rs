@@ -14,18 +14,16 @@ pub const ENTRY_OVERHEAD: usize = 384;
 
 const _: () = assert!(size_of::<Slot>() + 5 * (size_of::<(Name, u32)>() + 1) / 2 + 2 * 48 <= ENTRY_OVERHEAD);
 
-/// What entries are found by: a `Key` without the size of an action, which is no part of its name.
+/// What entries are found by: a `Key` without its size. An action's is no part of its name, and a blob has only one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Name {
     kind: Kind,
     hash: Hash,
-    size: u64,
 }
 
 impl From<&Key> for Name {
     fn from(key: &Key) -> Self {
-        let size = if key.kind == Kind::Cas { key.size } else { 0 };
-        Self { kind: key.kind, hash: key.hash, size }
+        Self { kind: key.kind, hash: key.hash }
     }
 }
 
@@ -98,13 +96,20 @@ impl RamTier {
     /// The record, if it is here. Marks it as used.
     pub fn get(&mut self, key: &Key) -> Option<Record> {
         let slot = self.by_name.get(&key.into()).and_then(|&at| self.slots[at as usize].as_mut());
-        let Some(slot) = slot else {
+        let fits = |slot: &&mut Slot| key.kind == Kind::Action || slot.record.key_size == key.size;
+        let Some(slot) = slot.filter(fits) else {
             self.misses += 1;
             return None;
         };
         self.hits += 1;
         slot.used = true;
         Some(slot.record.clone())
+    }
+
+    /// The size of the blob with this hash, if it is here. No use of it: who asks reads it next.
+    pub fn size_of(&self, hash: &Hash) -> Option<u64> {
+        let &at = self.by_name.get(&Name { kind: Kind::Cas, hash: *hash })?;
+        self.slots[at as usize].as_ref().map(|slot| slot.record.key_size)
     }
 
     /// True when `insert` would take a record of this length.
@@ -204,9 +209,9 @@ mod tests {
         Key { kind, hash: Hash([n; 32]), size: u64::from(n) }
     }
 
-    fn record(len: usize, version: u64) -> Record {
+    fn record(key: &Key, len: usize, version: u64) -> Record {
         let data = own(&[vec![version as u8; len]]);
-        Record { codec: Codec::Raw, raw_len: len as u64, data, version, key_size: 0 }
+        Record { codec: Codec::Raw, raw_len: len as u64, data, version, key_size: key.size }
     }
 
     proptest! {
@@ -227,7 +232,7 @@ mod tests {
                         model.remove(&(n, action));
                     }
                     1 => {
-                        tier.insert(&key, record(len, version as u64));
+                        tier.insert(&key, record(&key, len, version as u64));
                         model.insert((n, action), version as u64);
                     }
                     _ => {
@@ -250,22 +255,25 @@ mod tests {
     #[test]
     fn a_hot_entry_stays() {
         let mut tier = RamTier::new(8 * (100 + ENTRY_OVERHEAD));
-        tier.insert(&key(200, false), record(100, 7));
+        tier.insert(&key(200, false), record(&key(200, false), 100, 7));
         for n in 0..40 {
             assert_eq!(tier.get(&key(200, false)).map(|found| found.version), Some(7), "after {n} cold ones");
-            tier.insert(&key(n, false), record(100, 1));
+            tier.insert(&key(n, false), record(&key(n, false), 100, 1));
         }
         assert_eq!(tier.stats().entries, 8);
         assert_eq!(tier.stats().evicted, 33);
     }
 
-    /// Goal: an action is found whatever size its key carries. Method: insert with one size, ask with another.
+    /// Goal: an action is found whatever size its key carries, a blob by its own size or by none. Method: insert with one
+    /// size, ask with another.
     #[test]
     fn the_size_is_no_part_of_an_actions_name() {
         let mut tier = RamTier::new(1 << 20);
-        tier.insert(&key(1, true), record(10, 3));
+        tier.insert(&key(1, true), record(&key(1, true), 10, 3));
         assert!(tier.get(&Key { size: 99, ..key(1, true) }).is_some());
-        tier.insert(&key(1, false), record(10, 4));
+        tier.insert(&key(1, false), record(&key(1, false), 10, 4));
         assert!(tier.get(&Key { size: 99, ..key(1, false) }).is_none());
+        assert_eq!(tier.size_of(&Hash([1; 32])), Some(1));
+        assert_eq!(tier.size_of(&Hash([2; 32])), None);
     }
 }

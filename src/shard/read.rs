@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::blob_disk::{BlobDisk, FrameReader};
-use super::codec::wrap_raw;
+use super::codec::{wrap_raw, wrapped_len};
 use super::disk::{Codec, DiskError};
 use super::ram::Record;
 use super::worker::{Worker, cas_key, store_error};
@@ -44,11 +44,12 @@ impl<D: BlobDisk> Worker<D> {
         {
             return Ok(Some(Blob::Whole { data: piece.clone(), encoding }));
         }
+        let len = reader.encoded_len();
         let (sender, receiver) = channel::bounded(0);
         if !self.gate().spawn(reader.run(pieces, sender)) {
             return Err(StoreError::Stopping);
         }
-        Ok(Some(Blob::Stream(BlobStream { encoding, pieces: receiver })))
+        Ok(Some(Blob::Stream(BlobStream { encoding, len, pieces: receiver })))
     }
 
     /// The raw bytes `range` of one frame, as `encoding` wants them.
@@ -137,6 +138,22 @@ impl<D: BlobDisk> Reader<D> {
                     return;
                 }
             };
+        }
+    }
+
+    /// Bytes that all pieces will have. Known of frames that are passed through or wrapped, not of those encoded anew.
+    fn encoded_len(&self) -> Option<u64> {
+        let (raw_len, size) = (self.span.end - self.span.start, self.digest.size);
+        match self.encoding {
+            Encoding::Identity => Some(raw_len),
+            Encoding::Zstd if !self.span.whole => None,
+            Encoding::Zstd => {
+                let wire_len = |frame| match self.blob.codec(frame) {
+                    Codec::Zstd => self.blob.stored_len(frame),
+                    Codec::Raw => wrapped_len((size - self.frame_start(frame)).min(FRAME_LEN as u64) as usize),
+                };
+                Some((0..self.blob.frame_count()).map(|frame| wire_len(frame) as u64).sum())
+            }
         }
     }
 

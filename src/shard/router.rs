@@ -129,6 +129,13 @@ impl<D: BlobDisk> Store for Router<D> {
         self.find_missing_split(digests).await
     }
 
+    async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError> {
+        match self.lane(&hash) {
+            None => self.0.worker.size_of(hash).await,
+            Some(lane) => lane.ask(|reply| Request::SizeOf { hash, reply }).await,
+        }
+    }
+
     async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {
         match self.lane(&get.digest.hash) {
             None => self.0.worker.get(get).await,
@@ -205,6 +212,7 @@ async fn serve<D: BlobDisk>(worker: Worker<D>, mut inbox: Receiver<Request>, rec
 async fn handle<D: BlobDisk>(worker: Worker<D>, request: Request) {
     match request {
         Request::FindMissing { digests, reply } => reply.send(worker.find_missing(&digests).await),
+        Request::SizeOf { hash, reply } => reply.send(worker.size_of(hash).await),
         Request::Get { get, reply } => reply.send(worker.get(get).await),
         // Why these two end with their client: they may wait for a slot, and would take it from somebody else.
         Request::Put { put, mut reply } => {

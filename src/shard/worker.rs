@@ -17,7 +17,7 @@ use super::write_gate::{WriteGate, WriteLimits, WriteSlot, WriteStats};
 use crate::limits::{FIND_MISSING_SLICE, WORK_SLICE_LEN, WRITE_GATE_TICK_MS};
 use crate::metrics::{Metric, Snapshot};
 use crate::pure::admission;
-use crate::pure::digest::Digest;
+use crate::pure::digest::{Digest, Hash};
 use crate::rt;
 use crate::rt::gate::Gate;
 use crate::rt::local::Local;
@@ -162,6 +162,18 @@ impl<D: BlobDisk> Worker<D> {
             }
         }
         missing
+    }
+
+    /// The size of a blob that is known by its hash only.
+    pub async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError> {
+        if let Some(size) = self.0.ram.with(|ram| ram.size_of(&hash)) {
+            return Ok(Some(size));
+        }
+        self.0.disk.ready(&hash).await;
+        match self.0.disk.size_of(&hash).await {
+            Err(DiskError::Damaged) => Ok(None),
+            found => found.map_err(|error| store_error(error, Digest { hash, size: 0 })),
+        }
     }
 
     /// `None` is a miss.

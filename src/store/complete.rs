@@ -11,7 +11,7 @@ use super::{
 };
 use crate::limits;
 use crate::pure::action_result::{References, sort_distinct};
-use crate::pure::digest::Digest;
+use crate::pure::digest::{Digest, Hash};
 use crate::pure::directory::{DirectoryScanner, Node, Shape};
 use crate::rt::local::Permits;
 
@@ -145,6 +145,10 @@ impl<S: Store> Store for Complete<S> {
 
     async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
         self.inner.find_missing(digests).await
+    }
+
+    async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError> {
+        self.inner.size_of(hash).await
     }
 
     async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {

@@ -158,6 +158,11 @@ impl Store for FakeStore {
         }))
     }
 
+    async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError> {
+        self.trouble()?;
+        Ok(self.with(|state| state.blobs.keys().find(|digest| digest.hash == hash).map(|digest| digest.size)))
+    }
+
     async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {
         assert!(get.limit.is_none() || get.accept == Accept::Identity, "a limit goes with identity only");
         assert!(get.offset <= get.digest.size, "the service checks the offset");
@@ -185,12 +190,13 @@ impl Store for FakeStore {
             return Ok(Some(Blob::Whole { data: encode(raw), encoding }));
         }
         let (mut sender, pieces) = channel::bounded(raw.len() / piece_len + 1);
-        let mut rest = raw;
+        let (mut rest, mut len) = (raw, 0);
         while !rest.is_empty() {
             let piece = encode(rest.split_to(piece_len.min(rest.len())));
+            len += piece.len() as u64;
             assert!(sender.try_send(Ok(piece)).is_ok(), "the channel holds all pieces");
         }
-        Ok(Some(Blob::Stream(BlobStream { encoding, pieces })))
+        Ok(Some(Blob::Stream(BlobStream { encoding, len: Some(len), pieces })))
     }
 
     async fn put(&self, put: Put) -> Result<PutOutcome, StoreError> {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::complete::Complete;
 use super::{ActionEntry, ActionKey, Blob, Get, Opened, Put, PutOutcome, Store, StoreError, UploadKey, UploadStatus};
 use crate::metrics::{Counter, Metric, Snapshot};
-use crate::pure::digest::Digest;
+use crate::pure::digest::{Digest, Hash};
 
 /// Passes everything through. Stands outermost, so that what the stores below ask for themselves is not counted, and an
 /// action whose blobs are gone counts as the miss that the client sees.
@@ -76,6 +76,15 @@ impl<S: Store> Store for Measured<S> {
         self.counts.contains_blob.misses.add(misses);
         self.counts.contains_blob.hits.add(missing.len() as u64 - misses);
         Ok(missing)
+    }
+
+    async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError> {
+        let size = self.inner.size_of(hash).await?;
+        // Who goes on to read the blob counts it as found.
+        if size.is_none() {
+            self.counts.get_blob.note(false);
+        }
+        Ok(size)
     }
 
     async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {

@@ -58,6 +58,14 @@ impl Blob {
         }
     }
 
+    /// Bytes that there will be; `None` when only the end will tell.
+    pub fn encoded_len(&self) -> Option<u64> {
+        match self {
+            Self::Whole { data, .. } => Some(data.len() as u64),
+            Self::Stream(stream) => stream.len,
+        }
+    }
+
     /// The next bytes; `None` at the end.
     pub async fn next_piece(&mut self) -> Result<Option<Bytes>, StoreError> {
         match self {
@@ -79,6 +87,8 @@ impl Blob {
 /// Pieces of at most `limits::FRAME_LEN` raw bytes each, in order.
 pub struct BlobStream {
     pub encoding: Encoding,
+    /// Bytes of all pieces together; `None` when only the end will tell.
+    pub len: Option<u64>,
     pub pieces: Receiver<Result<Bytes, StoreError>>,
 }
 
@@ -210,6 +220,8 @@ pub trait Store: Clone + 'static {
 
     /// For each digest whether it is missing, in order. Present blobs count as used.
     async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError>;
+    /// The size of the blob with this hash, for clients that do not know it (HTTP). `None` is a miss; a hit counts as use.
+    async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError>;
     /// `None` is a miss.
     async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError>;
     /// Verifies and stores a small blob.

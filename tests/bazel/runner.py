@@ -52,10 +52,12 @@ class Bazel:
         return [line for line in self.log.splitlines() if line.startswith(f"WARNING: {about} Remote Cache")]
 
     def run(self, command: str, address: str, *flags: str, targets=("//...",)) -> dict[str, int]:
-        """Runs `command` over `targets`, all by default. Returns how many processes ran where, by Bazel's own count."""
+        """Runs `command` over `targets`, all by default. Returns how many processes ran where, by Bazel's own count.
+        An address without a scheme is that of gRPC."""
+        cache = address if "://" in address else f"grpc://{address}"
         done = self._run(
             command, "--color=no", "--curses=no", "--noshow_progress", "--spawn_strategy=local", "--jobs=16",
-            "--show_result=0", f"--remote_cache=grpc://{address}", *flags, *targets,
+            "--show_result=0", f"--remote_cache={cache}", *flags, *targets,
         )  # fmt: skip
         self.log = done.stdout
         assert done.returncode == 0, f"exit code {done.returncode}:\n{self.log[-3000:]}"

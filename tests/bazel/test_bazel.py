@@ -77,3 +77,17 @@ def test_a_server_that_lost_everything_is_only_slower(bazel):
         shutil.rmtree(server.directory)
         server.start()
         all_local(bazel.test(server.address))
+
+
+def test_over_http(bazel):
+    # What was built over HTTP is there over HTTP after a crash, and over gRPC as well.
+    with Server(ack="flushed", http_address="127.0.0.1:0") as server:
+        all_local(bazel.test(f"http://{server.http_address}"))
+        first = bazel.outputs()
+        bazel.forget()
+        server.restart(crash=True)
+        all_hits(bazel.test(f"http://{server.http_address}/some/instance"))
+        assert bazel.outputs() == first
+        bazel.forget()
+        all_hits(bazel.test(server.address))
+        assert bazel.outputs() == first

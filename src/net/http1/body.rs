@@ -1,18 +1,19 @@
 //! The body of an answer, and the account of the request that ends with it.
 
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use bytes::Bytes;
 use http::{Method, StatusCode};
 use hyper::body::{Frame, SizeHint};
 
+use super::super::memory::Room;
 use super::counters::{Handler, HttpCounters, method_label};
 use super::io::InRequest;
 use crate::rt::{self, BusyGuard, time};
+use crate::store::{Blob, BlobStream, StoreError};
 
 /// One request, from its head to the last byte of its answer. Dropping it counts and logs the request.
 pub struct Exchange {
@@ -22,12 +23,15 @@ pub struct Exchange {
     /// For the access log; `None` when that is off.
     path: Option<String>,
     code: StatusCode,
+    received: u64,
     sent: u64,
     /// The answer was not cut off.
     is_whole: bool,
     started: Instant,
+    /// Memory that the answer may hold until it has gone out.
+    room: Option<Room>,
     _busy: BusyGuard,
-    _request: InRequest,
+    request: Rc<InRequest>,
 }
 
 impl Exchange {
@@ -46,12 +50,38 @@ impl Exchange {
             method,
             path,
             code: StatusCode::OK,
+            received: 0,
             sent: 0,
             is_whole: false,
             started: time::now(),
+            room: None,
             _busy: rt::busy(),
-            _request: request,
+            request: Rc::new(request),
         }
+    }
+
+    pub fn is_head(&self) -> bool {
+        self.method == Method::HEAD
+    }
+
+    /// So many bytes of the request's body have come.
+    pub fn received(&mut self, bytes: u64) {
+        self.received = bytes;
+    }
+
+    /// For who goes on with the request behind its answer.
+    pub fn request(&self) -> Rc<InRequest> {
+        self.request.clone()
+    }
+
+    /// Keeps what the answer is accounted to.
+    pub fn keep(&mut self, room: Option<Room>) {
+        self.room = room;
+    }
+
+    fn sent(&mut self, bytes: usize) {
+        self.sent += bytes as u64;
+        self.counters.sent.add(bytes as u64);
     }
 }
 
@@ -62,51 +92,151 @@ impl Drop for Exchange {
         let time = self.started.elapsed();
         self.counters.ended(self.handler, method_label(&self.method), self.code, time, self.sent);
         let Some(path) = &self.path else { return };
-        let (method, sent, ms) = (&self.method, self.sent, time.as_secs_f64() * 1e3);
+        let (method, received, sent, ms) = (&self.method, self.received, self.sent, time.as_secs_f64() * 1e3);
         match self.is_whole {
             true => {
                 let code = self.code.as_u16();
-                tracing::info!(target: "access", "{method} {path} {code} in=0 out={sent} {ms:.3}ms");
+                tracing::info!(target: "access", "{method} {path} {code} in={received} out={sent} {ms:.3}ms");
             }
-            false => tracing::info!(target: "access", "{method} {path} cut in=0 out={sent} {ms:.3}ms"),
+            false => tracing::info!(target: "access", "{method} {path} cut in={received} out={sent} {ms:.3}ms"),
         }
     }
 }
 
 /// The bytes of an answer.
 pub struct Body {
-    rest: Bytes,
+    content: Content,
     exchange: Exchange,
+}
+
+enum Content {
+    Whole(Bytes),
+    Stream {
+        stream: BlobStream,
+        /// Bytes that are to come, where that is known.
+        left: Option<u64>,
+    },
 }
 
 impl Body {
     /// All of it is here.
-    pub fn whole(bytes: Bytes, code: StatusCode, mut exchange: Exchange) -> Self {
+    pub fn whole(bytes: Bytes, code: StatusCode, exchange: Exchange) -> Self {
+        Self::new(Content::Whole(bytes), code, exchange)
+    }
+
+    /// A blob as it comes from the store.
+    pub fn blob(blob: Blob, code: StatusCode, exchange: Exchange) -> Self {
+        let content = match blob {
+            Blob::Whole { data, .. } => Content::Whole(data),
+            Blob::Stream(stream) => Content::Stream { left: stream.len, stream },
+        };
+        Self::new(content, code, exchange)
+    }
+
+    fn new(content: Content, code: StatusCode, mut exchange: Exchange) -> Self {
         exchange.code = code;
-        exchange.is_whole = bytes.is_empty();
-        Self { rest: bytes, exchange }
+        exchange.is_whole = matches!(&content, Content::Whole(bytes) if bytes.is_empty());
+        Self { content, exchange }
     }
 }
 
 impl hyper::body::Body for Body {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = StoreError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if self.rest.is_empty() {
-            return Poll::Ready(None);
-        }
-        let data = std::mem::take(&mut self.rest);
-        self.exchange.sent += data.len() as u64;
-        self.exchange.is_whole = true;
-        Poll::Ready(Some(Ok(Frame::data(data))))
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, StoreError>>> {
+        let Self { content, exchange } = &mut *self;
+        let data = match content {
+            Content::Whole(bytes) => Some(std::mem::take(bytes)).filter(|bytes| !bytes.is_empty()),
+            Content::Stream { stream, left } => {
+                let data = ready!(stream.pieces.poll_recv(context)).transpose()?;
+                let len = data.as_ref().map_or(0, Bytes::len) as u64;
+                match left {
+                    Some(left) if data.is_some() && len <= *left => *left -= len,
+                    // Why an error: the client must see that what it has is not the blob.
+                    Some(left) if *left > 0 || data.is_some() => {
+                        let text = format!("a blob of another length than was announced: {left} bytes are missing");
+                        return Poll::Ready(Some(Err(StoreError::Disk(text))));
+                    }
+                    Some(_) | None => {}
+                }
+                data
+            }
+        };
+        exchange.is_whole = match content {
+            Content::Whole(_) => true,
+            Content::Stream { left: Some(left), .. } => *left == 0,
+            Content::Stream { left: None, .. } => data.is_none(),
+        };
+        exchange.sent(data.as_ref().map_or(0, Bytes::len));
+        Poll::Ready(data.map(|data| Ok(Frame::data(data))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.rest.is_empty()
+        match &self.content {
+            Content::Whole(bytes) => bytes.is_empty(),
+            Content::Stream { left, .. } => *left == Some(0),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.rest.len() as u64)
+        match &self.content {
+            Content::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Content::Stream { left: Some(left), .. } => SizeHint::with_exact(*left),
+            Content::Stream { left: None, .. } => SizeHint::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::io::Watch;
+    use super::*;
+    use crate::rt::channel;
+    use crate::rt::cores::block_on;
+    use crate::store::Encoding;
+    use hyper::body::Body as _;
+
+    /// All frames until the end, or the error.
+    async fn read(body: Body) -> Result<usize, StoreError> {
+        let mut body = Box::pin(body);
+        let mut len = 0;
+        while let Some(frame) = std::future::poll_fn(|context| body.as_mut().poll_frame(context)).await {
+            len += frame?.data_ref().map_or(0, Bytes::len);
+        }
+        Ok(len)
+    }
+
+    /// Goal: a body that is not as long as was announced, or breaks off, ends with an error, so that its client does not
+    /// take it for the blob. Method: streams of two pieces of 5 bytes, with right, wrong and no announcements.
+    #[test]
+    fn a_wrong_length_is_an_error() {
+        block_on(async {
+            let damaged = || Err(StoreError::Disk("damaged".into()));
+            let five = || Ok(Bytes::from_static(b"12345"));
+            for (len, pieces, expected) in [
+                (Some(10), vec![five(), five()], Some(10)),
+                (None, vec![five(), five()], Some(10)),
+                (Some(11), vec![five(), five()], None),
+                (Some(7), vec![five(), five()], None),
+                (Some(10), vec![five(), damaged()], None),
+                (None, vec![five(), damaged()], None),
+            ] {
+                let counters = Rc::new(HttpCounters::default());
+                let request = Watch::request(&Rc::default());
+                let exchange = Exchange::new(counters.clone(), Handler::Get, Method::GET, None, request);
+                let (mut sender, receiver) = channel::bounded(2);
+                pieces.into_iter().for_each(|piece| assert!(sender.try_send(piece).is_ok()));
+                drop(sender);
+                let stream = BlobStream { encoding: Encoding::Identity, len, pieces: receiver };
+                assert_eq!(counters.inflight(Handler::Get).get(), 1);
+                let got = read(Body::blob(Blob::Stream(stream), StatusCode::OK, exchange)).await;
+                assert_eq!(got.ok(), expected, "{len:?}");
+                assert_eq!(counters.inflight(Handler::Get).get(), 0);
+            }
+        });
     }
 }

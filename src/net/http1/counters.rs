@@ -11,6 +11,9 @@ use crate::rt::local::Local;
 /// Who answers: the label `handler`. Source: bazel-remote's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Handler {
+    Get,
+    Head,
+    Put,
     Metrics,
     Status,
     /// A path that nobody answers for.
@@ -18,10 +21,13 @@ pub enum Handler {
 }
 
 impl Handler {
-    const ALL: [Self; 3] = [Self::Metrics, Self::Status, Self::None];
+    const ALL: [Self; 6] = [Self::Get, Self::Head, Self::Put, Self::Metrics, Self::Status, Self::None];
 
     fn label(self) -> &'static str {
         match self {
+            Self::Get => "GET",
+            Self::Head => "HEAD",
+            Self::Put => "PUT",
             Self::Metrics => "metrics",
             Self::Status => "status",
             Self::None => "none",
@@ -84,7 +90,6 @@ impl HttpCounters {
         time: std::time::Duration,
         sent: u64,
     ) {
-        self.sent.add(sent);
         self.ended.with(|ended| {
             let of = ended
                 .entry((handler, method, code.as_u16()))

@@ -31,6 +31,8 @@ pub struct Watch {
     number: Cell<u64>,
     /// A byte has moved since somebody looked.
     moved: Cell<bool>,
+    /// Requests that have not ended: two, for a moment, when one drains behind its answer.
+    requests: Cell<u32>,
 }
 
 /// A request that is being read or answered. Dropping it ends that.
@@ -39,6 +41,7 @@ pub struct InRequest(Rc<Watch>);
 impl Watch {
     /// A request's head is complete.
     pub fn request(this: &Rc<Self>) -> InRequest {
+        this.requests.set(this.requests.get() + 1);
         this.enter(Stage::Request);
         InRequest(this.clone())
     }
@@ -61,7 +64,10 @@ impl Watch {
 
 impl Drop for InRequest {
     fn drop(&mut self) {
-        self.0.enter(Stage::Idle);
+        self.0.requests.set(self.0.requests.get() - 1);
+        if self.0.requests.get() == 0 {
+            self.0.enter(Stage::Idle);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! HTTP/1.1: one task for each connection, hyper for the protocol, our own clock for its limits.
 
 mod body;
+mod cache;
 mod counters;
 mod io;
 mod routes;
@@ -52,8 +53,9 @@ where
     let phases = server.watch_phase();
     let watch = Rc::new(Watch::default());
     let patience = server.patience.get();
-    let (answering, asked) = (server.clone(), watch.clone());
-    let service = service_fn(move |request| routes::answer(answering.clone(), Watch::request(&asked), request));
+    let (answering, asked, shares) = (server.clone(), watch.clone(), server.shares());
+    let service =
+        service_fn(move |request| routes::answer(answering.clone(), shares.clone(), Watch::request(&asked), request));
     let mut connection = pin!(
         Builder::new()
             .max_buf_size(limits::HTTP_BUFFER_LEN)

@@ -8,87 +8,92 @@ use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue,
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 
+use super::super::memory::Shares;
 use super::super::server::Server;
 use super::body::{Body, Exchange};
+use super::cache;
 use super::counters::Handler;
 use super::io::InRequest;
+use crate::pure::http_cache::Target;
 use crate::store::Store;
 
+pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-const JSON: HeaderValue = HeaderValue::from_static("application/json");
 /// Source: Prometheus, "Exposition formats", text format 0.0.4.
 const PROMETHEUS: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 const NOSNIFF: (HeaderName, HeaderValue) = (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-const GET_OR_HEAD: HeaderValue = HeaderValue::from_static("GET, HEAD");
 
-/// Answers one request. Its body, if it has one, is dropped unread: hyper then closes the connection behind the answer.
+/// Answers one request.
 pub async fn answer<S: Store>(
     server: Rc<Server<S>>,
+    shares: Shares,
     in_request: InRequest,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    let (head, _body) = request.into_parts();
+    let (head, body) = request.into_parts();
     let path = head.uri.path();
-    let handler = match path {
-        "/metrics" => Handler::Metrics,
-        "/status" => Handler::Status,
+    let target = Target::parse(path);
+    let handler = match (path, &target, &head.method) {
+        ("/metrics", ..) => Handler::Metrics,
+        ("/status", ..) => Handler::Status,
+        (_, Some(_), &Method::GET) => Handler::Get,
+        (_, Some(_), &Method::HEAD) => Handler::Head,
+        (_, Some(_), &Method::PUT) => Handler::Put,
         _ => Handler::None,
     };
-    // Why only these: whoever polls every few seconds would fill the log.
-    let is_logged = server.services.options.access_log && handler == Handler::None;
-    let logged = is_logged.then(|| path.to_owned());
+    // Why not these: whoever polls every few seconds would fill the log.
+    let is_polled = matches!(handler, Handler::Metrics | Handler::Status);
+    let logged = (server.services.options.access_log && !is_polled).then(|| path.to_owned());
     let exchange = Exchange::new(server.counters.http.clone(), handler, head.method.clone(), logged, in_request);
-    let answer = match (handler, &head.method) {
-        (Handler::None, _) => {
-            Answer::text(StatusCode::NOT_FOUND, format!("There is nothing at {path} here: try /status or /metrics."))
-        }
-        (_, method) if method != Method::GET && method != Method::HEAD => {
-            let text = format!("Method '{method}' not supported for {path}: use GET or HEAD.");
-            Answer::text(StatusCode::METHOD_NOT_ALLOWED, text)
-        }
+    let is_read = head.method == Method::GET || head.method == Method::HEAD;
+    Ok(match (handler, &target) {
+        (Handler::Metrics | Handler::Status, _) if !is_read => not_allowed(&head.method, "GET, HEAD", exchange),
         (Handler::Metrics, _) if !server.exporter.is_enabled() => {
             // Source: bazel-remote's text.
-            Answer::text(StatusCode::NOT_FOUND, "Endpoint metrics are not enabled on this server.".to_owned())
+            text(StatusCode::NOT_FOUND, "Endpoint metrics are not enabled on this server.".to_owned(), exchange)
         }
-        (Handler::Metrics, _) => Answer::ok(PROMETHEUS, server.exporter.metrics().await),
-        (Handler::Status, _) => Answer::ok(JSON, server.exporter.status().await),
-    };
-    Ok(answer.into_response(&head.method, exchange))
+        (Handler::Metrics, _) => whole(PROMETHEUS, server.exporter.metrics().await, &head.method, exchange),
+        (Handler::Status, _) => whole(JSON, server.exporter.status().await, &head.method, exchange),
+        (Handler::Get | Handler::Head, Some(target)) => cache::get(&server, target, &head, &shares, exchange).await,
+        (Handler::Put, Some(target)) => cache::put(&server, target, &head, body, &shares, exchange).await,
+        (_, Some(_)) => not_allowed(&head.method, "GET, HEAD, PUT", exchange),
+        (_, None) if path.contains("/cas/") || path.contains("/ac/") => {
+            let reason = format!("resource name must be a SHA256 hash in hex, got '{path}'");
+            text(StatusCode::BAD_REQUEST, reason, exchange)
+        }
+        (_, None) => {
+            let reason = format!("There is nothing at {path} here: try /status, /metrics, /cas/<hash> or /ac/<hash>.");
+            text(StatusCode::NOT_FOUND, reason, exchange)
+        }
+    })
 }
 
-/// An answer that is here as a whole.
-struct Answer {
-    code: StatusCode,
-    content_type: HeaderValue,
-    bytes: Bytes,
+fn whole(content_type: HeaderValue, text: String, method: &Method, exchange: Exchange) -> Response<Body> {
+    let len = text.len();
+    let bytes = if method == Method::HEAD { Bytes::new() } else { text.into() };
+    let mut response = Response::new(Body::whole(bytes, StatusCode::OK, exchange));
+    response.headers_mut().insert(CONTENT_TYPE, content_type);
+    response.headers_mut().insert(CONTENT_LENGTH, len.into());
+    response
 }
 
-impl Answer {
-    fn ok(content_type: HeaderValue, text: String) -> Self {
-        Self { code: StatusCode::OK, content_type, bytes: text.into() }
-    }
+/// What went wrong, for a person.
+pub(super) fn text(code: StatusCode, reason: String, exchange: Exchange) -> Response<Body> {
+    let bytes = Bytes::from(reason + "\n");
+    let len = bytes.len();
+    let bytes = if exchange.is_head() { Bytes::new() } else { bytes };
+    let mut response = Response::new(Body::whole(bytes, code, exchange));
+    *response.status_mut() = code;
+    let (name, value) = NOSNIFF;
+    response.headers_mut().insert(CONTENT_TYPE, TEXT);
+    response.headers_mut().insert(CONTENT_LENGTH, len.into());
+    response.headers_mut().insert(name, value);
+    response
+}
 
-    /// For a person who reads what went wrong.
-    fn text(code: StatusCode, text: String) -> Self {
-        Self { code, content_type: TEXT, bytes: (text + "\n").into() }
-    }
-
-    fn into_response(self, method: &Method, exchange: Exchange) -> Response<Body> {
-        let Self { code, content_type, bytes } = self;
-        let len = bytes.len();
-        let bytes = if method == Method::HEAD { Bytes::new() } else { bytes };
-        let mut response = Response::new(Body::whole(bytes, code, exchange));
-        *response.status_mut() = code;
-        let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, content_type);
-        headers.insert(CONTENT_LENGTH, len.into());
-        if !code.is_success() {
-            let (name, value) = NOSNIFF;
-            headers.insert(name, value);
-        }
-        if code == StatusCode::METHOD_NOT_ALLOWED {
-            headers.insert(ALLOW, GET_OR_HEAD);
-        }
-        response
-    }
+fn not_allowed(method: &Method, allowed: &'static str, exchange: Exchange) -> Response<Body> {
+    let reason = format!("Method '{method}' not supported: use one of {allowed}.");
+    let mut response = text(StatusCode::METHOD_NOT_ALLOWED, reason, exchange);
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
+    response
 }

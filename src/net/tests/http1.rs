@@ -82,7 +82,7 @@ fn routes() {
             ("GET", "/metrics", 200, "text/plain; version=0.0.4; charset=utf-8", "# TYPE process_cpu_seconds_total"),
             ("HEAD", "/metrics", 200, "text/plain; version=0.0.4; charset=utf-8", ""),
             ("PUT", "/metrics", 405, "text/plain; charset=utf-8", "Method 'PUT' not supported"),
-            ("DELETE", "/status", 405, "text/plain; charset=utf-8", "use GET or HEAD"),
+            ("DELETE", "/status", 405, "text/plain; charset=utf-8", "use one of GET, HEAD"),
             ("GET", "/", 404, "text/plain; charset=utf-8", "try /status"),
             ("GET", "/metrics/", 404, "text/plain; charset=utf-8", "/metrics/"),
         ] {
@@ -132,18 +132,20 @@ fn refuses_what_is_not_http() {
 }
 
 /// Goal: a connection on which nothing moves is closed, whatever it waits for; one that is used stays. Method: patience of
-/// milliseconds, and clients that stop before a request, in its head, and behind
-/// its answer.
+/// milliseconds, and clients that stop before a request, in its head, behind its
+/// answer, and in a body.
 #[test]
 fn patience_ends() {
     with_server(async |harness| {
         let short = Duration::from_millis(30);
         let long = Duration::from_secs(600);
         let whole = "GET /status HTTP/1.1\r\nhost: cache\r\n\r\n";
+        let half = &format!("PUT /cas/{} HTTP/1.1\r\ncontent-length: 900000\r\n\r\nabc", "ab".repeat(32));
         for (sent, patience) in [
             ("", Patience { idle: short, head: long, stall: long }),
             ("GET /sta", Patience { idle: long, head: short, stall: long }),
             (whole, Patience { idle: short, head: long, stall: long }),
+            (half, Patience { idle: long, head: long, stall: short }),
         ] {
             harness.server.patience.set(patience);
             let mut client = Raw::connect(harness);

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::pure::digest::Digest;
+use crate::pure::digest::{Digest, Hash};
 use crate::rt::channel;
 use crate::rt::local::{Event, Local};
 use crate::store::fake::{FakeStore, FakeUpload};
@@ -112,6 +112,11 @@ impl Store for SlowStore {
         self.fake.find_missing(digests).await
     }
 
+    async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError> {
+        self.pass().await;
+        self.fake.size_of(hash).await
+    }
+
     async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {
         self.pass().await;
         let endless = self.brake.0.with(|brake| brake.endless);
@@ -129,7 +134,7 @@ impl Store for SlowStore {
                 store.brake.0.with(|brake| brake.pieces_made += 1);
             }
         });
-        Ok(Some(Blob::Stream(BlobStream { encoding: Encoding::Identity, pieces })))
+        Ok(Some(Blob::Stream(BlobStream { encoding: Encoding::Identity, len: None, pieces })))
     }
 
     async fn put(&self, put: Put) -> Result<PutOutcome, StoreError> {

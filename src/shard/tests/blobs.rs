@@ -28,7 +28,9 @@ fn what_was_put_can_be_read_in_every_form() {
                     _ => (Encoding::Zstd, random.zstd(&data)),
                 };
                 let put = Put { digest, encoding, data: random.cut(&body, 3), admitted: false };
+                assert_eq!(worker.size_of(digest.hash).await, Ok(None), "{digest}");
                 assert_eq!(worker.put(put).await, Ok(PutOutcome::Stored), "{digest}");
+                assert_eq!(worker.size_of(digest.hash).await, Ok(Some(digest.size)), "{digest}");
                 for accept in [Accept::Identity, Accept::Zstd, Accept::Any] {
                     for offset in [0, random.below(digest.size + 1), digest.size] {
                         let limit = (accept == Accept::Identity && random.below(2) == 0).then(|| random.below(300_000));
