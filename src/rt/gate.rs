@@ -35,14 +35,12 @@ impl Gate {
 
     /// Runs `future` on this core inside the gate. False, and dropped, when the gate is closed.
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) -> bool {
-        let Some(pass) = self.enter() else { return false };
-        // Why boxed: see `spawn`.
-        let future = Box::pin(future);
-        super::spawn(async move {
-            future.await;
-            drop(pass);
-        });
-        true
+        self.enter().map(|pass| super::spawn(inside(pass, future))).is_some()
+    }
+
+    /// The same as bulk work (see `rt::spawn_bulk`).
+    pub fn spawn_bulk(&self, future: impl Future<Output = ()> + 'static) -> bool {
+        self.enter().map(|pass| super::spawn_bulk(inside(pass, future))).is_some()
     }
 
     /// Lets nobody in from now on.
@@ -68,6 +66,15 @@ impl Gate {
     /// Waits until nobody is inside.
     pub fn wait_empty(&self) -> WaitEmpty {
         WaitEmpty { gate: self.clone(), slot: None }
+    }
+}
+
+fn inside(pass: Pass, future: impl Future<Output = ()> + 'static) -> impl Future<Output = ()> + 'static {
+    // Why boxed: see `spawn`.
+    let future = Box::pin(future);
+    async move {
+        future.await;
+        drop(pass);
     }
 }
 

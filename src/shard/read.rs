@@ -46,7 +46,7 @@ impl<D: BlobDisk> Worker<D> {
         }
         let len = reader.encoded_len();
         let (sender, receiver) = channel::bounded(0);
-        if !self.gate().spawn(reader.run(pieces, sender)) {
+        if !self.gate().spawn_bulk(reader.run(pieces, sender)) {
             return Err(StoreError::Stopping);
         }
         Ok(Some(Blob::Stream(BlobStream { encoding, len, pieces: receiver })))
