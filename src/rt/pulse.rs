@@ -452,7 +452,10 @@ impl Nudger {
 
 #[cfg(test)]
 mod tests {
+    use std::rc::Rc;
+
     use super::*;
+    use crate::rt::cores::block_on;
     use crate::rt::time;
 
     /// Goal: memory is given back once after work has ended, now and then while it lasts, and never on an idle core.

@@ -64,13 +64,14 @@ def test_scenarios_whose_calls_end(server, tmp_path, words, names, calls):
 @pytest.mark.parametrize("encoding", ["", "--zstd"])
 def test_burst(server, tmp_path, encoding):
     """More writers than slots: some writes end, some are refused, and both are as the server said."""
-    words = f"burst {encoding} --duration 1 --concurrency 400 --size 1MiB --probe --verify"
+    words = f"burst {encoding} --duration 1 --concurrency 400 --size 300KiB --probe --verify --slot-cap 40"
     [phase] = run(server, words, tmp_path)
     assert phase["verdict"]["intact"] == phase["kinds"]["write"]["ops"] > 0
     assert phase["verdict"]["lost"] == {} and phase["verdict"]["refused_present"] == 0
     assert phase["refused"] > 0 and phase["verdict"]["refused"] > 0
     assert sum(found["count"] for found in phase["kinds"]["refused"]["refusals"].values()) == phase["refused"]
-    for name in ("health", "read", "find-missing", "status"):
+    assert 0 < phase["write_slots_max"] <= 40 and phase["write_slots_after"] == 0
+    for name in ("health", "read", "find-missing", "status", "metrics"):
         assert phase["probes"][name]["ops"] > 0 and phase["probes"][name]["errors"] == {}
 
 
