@@ -31,7 +31,8 @@ def run(server, words: str, tmp_path) -> list[dict]:
     phases = [json.loads(line) for line in result.read_text().splitlines()]
     for phase in phases:
         assert phase["errors"] == 0 and phase["faults"] == {}
-        assert phase["server_rss_peak_mib"] >= phase["server_rss_sampled_max_mib"] > 0
+        # The kernel's peak lags behind by some pages.
+        assert phase["server_rss_peak_mib"] + 1 >= phase["server_rss_sampled_max_mib"] > 0
         assert phase["samples"][-1]["sockets"]["LISTEN"] > 0
         latencies = [phase[name] for name in LATENCIES]
         assert latencies == sorted(latencies)
