@@ -230,3 +230,52 @@ pub const READ_AHEAD_FRAMES: usize = 2;
 /// How long the start waits for an address that is still in use, and how long between two tries.
 pub const BIND_TRY_TIME: Duration = Duration::from_secs(2);
 pub const BIND_RETRY_TIME: Duration = Duration::from_millis(20);
+
+// The disk of one core.
+
+/// How long a record waits in the write buffer.
+pub const FLUSH_DELAY: Duration = Duration::from_millis(5);
+/// One more `FLUSH_DELAY` for each so many shards that had something to flush the last time, up to `FLUSH_DELAYS_MAX` in
+/// all. Why: every shard's flush is a write of its own, so a core with many busy shards would write a record or two at
+/// a time, at 15 us of CPU each.
+pub const FLUSH_SHARDS: usize = 8;
+pub const FLUSH_DELAYS_MAX: usize = 8;
+/// The same when somebody waits for it.
+pub const FLUSH_DELAY_ACK: Duration = Duration::from_millis(1);
+/// How often dirty files are synced.
+pub const SYNC_PERIOD: Duration = Duration::from_secs(1);
+/// How often the open segments get a footer for what they have so far.
+pub const CHECKPOINT_PERIOD: Duration = Duration::from_secs(60);
+/// Writes that fail in a row before appends are refused, and for how long.
+pub const WRITE_FAILURES_MAX: u32 = 8;
+pub const WRITE_FAILURES_PAUSE: Duration = Duration::from_secs(10);
+/// The most that one read brings of a large blob, in bytes at rest (one frame may be longer).
+pub const LARGE_READ_LEN_MAX: u64 = 1 << 20;
+/// Chunks of a staging buffer, by how many large blobs this core is writing: few get big writes, many stay small in memory.
+pub const STAGE_CHUNKS: [(usize, u32); 2] = [(4, 16), (16, 8)];
+pub const STAGE_CHUNKS_MIN: u32 = 4;
+/// Free chunks of a shard below which a writer asks for the next segment ahead of need.
+pub const CHUNKS_AHEAD: u32 = 32;
+
+// The cache directory.
+
+/// The smallest `--max_size`, in bytes.
+pub const MAX_SIZE_MIN: u64 = 64 << 20;
+/// The largest `--max_size`, in bytes: what 40 bits can number in units of 64 bytes.
+pub const MAX_SIZE_MAX: u64 = 64 << 40;
+/// What a segment has, in bytes; within these about a thousandth of the cache.
+pub const SEGMENT_LEN_MIN: u64 = 1 << 20;
+pub const SEGMENT_LEN_MAX: u64 = 32 << 20;
+/// From this size on, in bytes, a cache has all the shards there can be. Why not always: each shard has a write buffer and
+/// a log of its own, so more of them make smaller writes; four for each core of a 16-core box spread the work.
+pub const LARGE_CACHE_LEN: u64 = 1 << 40;
+/// Segments that a volume has at least for each of its shards when it is made, and after it shrank.
+pub const SEGMENTS_PER_SHARD: u64 = 8;
+pub const SEGMENTS_PER_SHARD_MIN: u64 = 4;
+/// Threads that read segment headers at start-up.
+pub const HEADER_READERS: usize = 16;
+
+// The end.
+
+/// How long connections may take to notice that they have been cut.
+pub const CUT_TIME: Duration = Duration::from_secs(2);

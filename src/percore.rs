@@ -3,7 +3,6 @@
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use crate::config::Config;
 use crate::limits;
@@ -137,7 +136,7 @@ pub async fn run(kit: Kit) {
     if rt::time::timeout(config.shutdown_timeout, server.drained()).await.is_err() {
         tracing::warn!(core, "calls in flight did not end within --shutdown_timeout and are cut");
         server.abort();
-        let _ = rt::time::timeout(CUT_TIME, server.drained()).await;
+        let _ = rt::time::timeout(limits::CUT_TIME, server.drained()).await;
     }
     quiet.pass().await;
     // Why first: an upload that waits for space would hold up the worker.
@@ -176,6 +175,3 @@ async fn report(reporter: Reporter, counting: Weak<Counting>) {
     };
     reporter.run(source).await;
 }
-
-/// How long connections may take to notice that they have been cut.
-const CUT_TIME: Duration = Duration::from_secs(2);

@@ -4,13 +4,17 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::rc::{Rc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::disk::{Ack, DiskError, DiskStats};
 use super::geometry::Volume;
 use super::log::{Log, Ticket};
 use super::meters::Meters;
 use super::pool::{PoolPort, ToPool};
+use crate::limits::{
+    CHECKPOINT_PERIOD, FLUSH_DELAY, FLUSH_DELAY_ACK, FLUSH_DELAYS_MAX, FLUSH_SHARDS, SYNC_PERIOD, WRITE_FAILURES_MAX,
+    WRITE_FAILURES_PAUSE,
+};
 use crate::pure::chunks::Chunks;
 use crate::pure::eviction::{Lease, Outcome};
 use crate::pure::index::{Index, Word, tag};
@@ -25,24 +29,8 @@ use crate::rt::gate::Gate;
 use crate::rt::local::{Event, Local};
 use crate::rt::time::sleep;
 
-/// How long a record waits in the write buffer.
-const FLUSH_DELAY: Duration = Duration::from_millis(5);
-/// One more `FLUSH_DELAY` for each so many shards that had something to flush the last time, up to `FLUSH_DELAYS_MAX` in
-/// all. Why: every shard's flush is a write of its own, so a core with many busy shards would write a record or two at
-/// a time, at 15 us of CPU each.
-const FLUSH_SHARDS: usize = 8;
-const FLUSH_DELAYS_MAX: usize = 8;
-/// The same when somebody waits for it.
-const FLUSH_DELAY_ACK: Duration = Duration::from_millis(1);
-/// How often dirty files are synced.
-const SYNC_PERIOD: Duration = Duration::from_secs(1);
-/// How often the open segments get a footer for what they have so far.
-const CHECKPOINT_PERIOD: Duration = Duration::from_secs(60);
 /// Bits of a version that are the generation's.
 pub(super) const VERSION_SHIFT: u32 = 24;
-/// Writes that fail in a row before appends are refused, and for how long.
-const WRITE_FAILURES_MAX: u32 = 8;
-const WRITE_FAILURES_PAUSE: Duration = Duration::from_secs(10);
 
 /// What all tasks of the engine on one core share.
 pub(super) struct Core {

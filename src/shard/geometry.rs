@@ -14,31 +14,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::disk::{Ack, DiskConfig};
-use crate::limits::DISK_ALIGN;
+use crate::limits::{
+    DISK_ALIGN, HEADER_READERS, LARGE_CACHE_LEN, MAX_SIZE_MAX, MAX_SIZE_MIN, SEGMENT_LEN_MAX, SEGMENT_LEN_MIN,
+    SEGMENTS_PER_SHARD, SEGMENTS_PER_SHARD_MIN,
+};
 use crate::pure::record::Checksums;
 use crate::pure::segment::{HEAD_LEN, Layout, SegmentHeader};
 use crate::pure::shard_map::SHARDS_MAX;
 use crate::pure::superblock::{self, Superblock};
 use crate::rt;
 
-/// The smallest `--max_size`, in bytes.
-pub const MAX_SIZE_MIN: u64 = 64 << 20;
-/// The largest `--max_size`, in bytes: what 40 bits can number in units of 64 bytes.
-pub const MAX_SIZE_MAX: u64 = 64 << 40;
 /// Bytes of a data file but the last.
 const DATA_FILE_LEN: u64 = 1 << 40;
-const SEGMENT_LEN_MIN: u64 = 1 << 20;
-const SEGMENT_LEN_MAX: u64 = 32 << 20;
-/// From this size on, in bytes, a cache has all the shards there can be. Why not always: each shard has a write buffer and
-/// a log of its own, so more of them make smaller writes; four for each core of a 16-core box spread the work.
-const LARGE_CACHE_LEN: u64 = 1 << 40;
-/// Segments that a volume has at least for each of its shards when it is made, and after it shrank.
-const SEGMENTS_PER_SHARD: u64 = 8;
-const SEGMENTS_PER_SHARD_MIN: u64 = 4;
 /// Bytes of the file `super`.
 const SUPER_LEN: u64 = 2 * DISK_ALIGN as u64;
-/// Threads that read segment headers at start-up.
-const HEADER_READERS: usize = 16;
 
 /// An open cache directory, locked against other processes while any clone lives. `Send`; every core gets a clone.
 #[derive(Clone)]

@@ -9,20 +9,14 @@ use bytes::{Bytes, BytesMut};
 use super::disk::{DiskError, Key};
 use super::engine::{Core, Held, LargeRef, Leased, Shard, VERSION_SHIFT};
 use super::log::{Log, Record, Urgency};
-use crate::limits::{CHUNK_LEN, DISK_ALIGN, FRAME_LEN};
+use crate::limits::{
+    CHUNK_LEN, CHUNKS_AHEAD, DISK_ALIGN, FRAME_LEN, LARGE_READ_LEN_MAX, STAGE_CHUNKS, STAGE_CHUNKS_MIN,
+};
 use crate::pure::eviction::Outcome;
 use crate::pure::record::{Codec, Commit, Frame, Header, RECORD_ALIGN, RecordKind, Run, commit_len, log_len};
 use crate::pure::segment::{Class, HEAD_LEN, LargeEntry, SegmentHeader};
 use crate::rt::file::DiskBuf;
 use crate::rt::local::Event;
-
-/// The most that one read brings of a large blob, in bytes at rest (one frame may be longer).
-const READ_LEN_MAX: u64 = 1 << 20;
-/// Chunks of a staging buffer, by how many large blobs this core is writing: few get big writes, many stay small in memory.
-const STAGE_CHUNKS: [(usize, u32); 2] = [(4, 16), (16, 8)];
-const STAGE_CHUNKS_MIN: u32 = 4;
-/// Free chunks of a shard below which a writer asks for the next segment ahead of need.
-const CHUNKS_AHEAD: u32 = 32;
 
 /// A large blob being written: frame by frame, each of `FRAME_LEN` raw bytes but the last. Dropping it before `commit`
 /// gives its space back.
@@ -408,7 +402,7 @@ impl LargeBlob {
         }
         let start = self.frame_starts[first];
         let mut last = first + 1;
-        while last < most && self.frame_starts[last + 1] - start <= READ_LEN_MAX {
+        while last < most && self.frame_starts[last + 1] - start <= LARGE_READ_LEN_MAX {
             last += 1;
         }
         let Some(mut stored) = self.read_stored(start, self.frame_starts[last]).await else {
