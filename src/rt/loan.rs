@@ -3,7 +3,7 @@
 //! The buffer of a read belongs to its core's reactor and is counted there without atomics, so only that core may free
 //! it. What other cores have let go of waits for its next read, or for `take_back`.
 //!
-//! Why: a copy of what was read is a fifth of what a read of a large blob costs.
+//! Why: two copies in user space were a quarter of the samples of 1 MiB reads; this is one of them.
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;

@@ -52,7 +52,7 @@ const YOUNG: Duration = Duration::from_secs(2);
 const STALL: Duration = Duration::from_millis(20);
 
 /// How often a core that works gives back what memory it does not need. Why so seldom: what it needs again is paid for in
-/// page faults, which at this distance are some thousandths of its time.
+/// page faults. An estimate: how much that is was not measured.
 const GIVE_BACK_PERIOD: Duration = Duration::from_secs(10);
 /// How long bulk work may keep a core from its reactor and its other tasks. Why not less: each turn of the reactor costs
 /// about 10 us.

@@ -346,8 +346,7 @@ impl AsyncWrite for TcpConn {
 
     /// The kernel holds back what fills no packet, until the next `poll_write` or `poll_flush`.
     ///
-    /// Why: big pieces that come one by one can so be sent from where they are, at a third of what a call costs that
-    /// sends at once.
+    /// Why: big pieces that come one by one can so be sent from where they are, and still fill their packets.
     fn poll_write_vectored(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
