@@ -1,5 +1,5 @@
-//! Connections over TCP and unix sockets: a listener whose accepted sockets can be handed to another core, and a stream
-//! that h2 can drive.
+//! Connections over TCP and unix sockets: a listener whose accepted sockets can be handed to another core, connections to
+//! servers, and a stream that h2 can drive.
 //!
 //! Why plain descriptors and not glommio's streams: a dropped accept cannot lose a socket here, since the accept itself
 //! is one system call; an unserved socket closes when it is dropped; and both kinds of socket are one type.
@@ -224,10 +224,28 @@ impl Accepted {
         if matches!(self.peer, Peer::Tcp(_)) {
             self.socket.set_tcp_nodelay(true)?;
         }
-        let socket = PollableFd::new(self.socket)?;
-        let (readable, writable) = (Readiness::new(), Readiness::new());
-        Ok(TcpConn { readable, writable, socket, peer: self.peer, in_a_row: 0, ahead: None, held_back: false })
+        Ok(TcpConn::over(PollableFd::new(self.socket)?, self.peer))
     }
+}
+
+/// Connects to a server. Waits as long as the kernel does: the caller has a deadline.
+pub async fn connect(address: SocketAddr) -> io::Result<TcpConn> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE_AFTER).with_interval(KEEPALIVE_INTERVAL))?;
+    let begun = socket.connect(&address.into());
+    let socket = PollableFd::new(socket)?;
+    match begun {
+        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {
+            socket.writable().await?;
+            if let Some(error) = socket.get_ref().take_error()? {
+                return Err(error);
+            }
+        }
+        begun => begun?,
+    }
+    Ok(TcpConn::over(socket, Peer::Tcp(address)))
 }
 
 /// A connection owned by this core.
@@ -248,6 +266,11 @@ pub struct TcpConn {
 }
 
 impl TcpConn {
+    fn over(socket: PollableFd<Socket>, peer: Peer) -> Self {
+        let (readable, writable) = (Readiness::new(), Readiness::new());
+        Self { readable, writable, socket, peer, in_a_row: 0, ahead: None, held_back: false }
+    }
+
     /// The client's address.
     pub fn peer(&self) -> Peer {
         self.peer

@@ -14,7 +14,7 @@ pub fn now() -> Instant {
     Instant::now()
 }
 
-/// Seconds since 1970, by the wall clock: for people, never for logic.
+/// Seconds since 1970, by the wall clock, which may be wrong and may jump: for people, for signatures and expiry dates.
 pub fn unix_seconds() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -1,0 +1,117 @@
+//! What is known about the presence of objects in a backend: positive and negative answers, each with an expiry, in a
+//! bounded table.
+
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+
+use super::digest::Hash;
+
+/// How long an answer is believed, and how many are kept.
+#[derive(Debug, Clone, Copy)]
+pub struct ExistenceLimits {
+    /// At least 2.
+    pub count: usize,
+    pub present: Duration,
+    pub absent: Duration,
+}
+
+/// The answers. Two tables of half the size each: when the newer is full, the older is dropped. So the bound holds
+/// without an order of use, and what was learned last stays longest.
+#[derive(Debug)]
+pub struct Existence {
+    limits: ExistenceLimits,
+    newer: FxHashMap<Hash, Answer>,
+    older: FxHashMap<Hash, Answer>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Answer {
+    present: bool,
+    /// On the caller's clock.
+    until: Duration,
+}
+
+impl Existence {
+    pub fn new(limits: ExistenceLimits) -> Self {
+        Self { limits, newer: FxHashMap::default(), older: FxHashMap::default() }
+    }
+
+    /// What is known of `hash` at `now` (time since any fixed point).
+    pub fn get(&self, hash: &Hash, now: Duration) -> Option<bool> {
+        let answer = self.newer.get(hash).or_else(|| self.older.get(hash))?;
+        (now < answer.until).then_some(answer.present)
+    }
+
+    /// The backend said whether it has `hash`.
+    pub fn learn(&mut self, hash: Hash, present: bool, now: Duration) {
+        if self.newer.len() >= self.limits.count / 2 && !self.newer.contains_key(&hash) {
+            self.older = std::mem::take(&mut self.newer);
+        }
+        let keep = if present { self.limits.present } else { self.limits.absent };
+        self.newer.insert(hash, Answer { present, until: now + keep });
+    }
+
+    /// Nothing is known of `hash` any more: an object was found wrong.
+    pub fn forget(&mut self, hash: &Hash) {
+        self.newer.remove(hash);
+        self.older.remove(hash);
+    }
+
+    /// Answers kept.
+    pub fn len(&self) -> usize {
+        self.newer.len() + self.older.len()
+    }
+
+    /// True when nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::random::SplitMix64;
+    use super::*;
+
+    const LIMITS: ExistenceLimits =
+        ExistenceLimits { count: 16, present: Duration::from_secs(100), absent: Duration::from_secs(10) };
+
+    /// Goal: the table never says what the backend did not say within the answer's time, and stays within its bound.
+    /// Method: seeded walks against a list of all answers.
+    #[test]
+    fn says_only_what_was_learned_in_time() {
+        for seed in 0..100 {
+            let mut random = SplitMix64(seed);
+            let mut existence = Existence::new(LIMITS);
+            let mut learned: Vec<(Hash, bool, Duration)> = Vec::new();
+            let mut now = Duration::ZERO;
+            for _ in 0..1_000 {
+                now += Duration::from_secs(random.below(4));
+                let hash = Hash([random.below(30) as u8; 32]);
+                match random.below(4) {
+                    0 => {
+                        existence.forget(&hash);
+                        learned.retain(|(known, ..)| *known != hash);
+                        assert_eq!(existence.get(&hash, now), None);
+                    }
+                    1 => {
+                        let present = random.below(2) == 0;
+                        existence.learn(hash, present, now);
+                        learned.retain(|(known, ..)| *known != hash);
+                        learned.push((hash, present, now));
+                        assert_eq!(existence.get(&hash, now), Some(present), "seed {seed}");
+                    }
+                    _ => {
+                        let Some(present) = existence.get(&hash, now) else { continue };
+                        let truth = learned.iter().find(|(known, ..)| *known == hash).expect("it was learned");
+                        let keep = if present { LIMITS.present } else { LIMITS.absent };
+                        assert!(truth.1 == present && now < truth.2 + keep, "seed {seed}");
+                    }
+                }
+                assert!(existence.len() <= LIMITS.count, "seed {seed}");
+            }
+            assert!(!existence.is_empty());
+        }
+    }
+}
