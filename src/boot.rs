@@ -7,7 +7,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{Config, ConfigError, Flags};
+use crate::backend;
+use crate::backend::settings::Settings;
+use crate::backend::tls::{NoTrust, Trust};
+use crate::config::{self, Config, ConfigError, Flags};
 use crate::limits;
 use crate::metrics::export::{self, Facts};
 use crate::net::accept::{self, ConnectionsMax};
@@ -42,6 +45,8 @@ enum Failure {
     #[error("{setting} {address}: {source}. Free the address, or give another one")]
     Bind { setting: &'static str, address: SocketAddr, source: std::io::Error },
     #[error(transparent)]
+    Trust(#[from] NoTrust),
+    #[error(transparent)]
     Start(#[from] StartError),
     #[error("cannot watch for SIGTERM and SIGINT: {0}")]
     Signals(std::io::Error),
@@ -51,16 +56,18 @@ enum Failure {
 
 /// Runs the server until it is told to stop, or a tool to its end.
 pub fn main() -> ExitCode {
-    let CommandLine { serve: flags, tool } = CommandLine::parse();
+    let line = config::read::<CommandLine>();
     // Why less for tools: their report is what is to be read.
-    let level = if tool.is_some() { "warn" } else { "info" };
+    let level = if line.as_ref().is_ok_and(|line| line.tool.is_some()) { "warn" } else { "info" };
     let filter = EnvFilter::try_from_env("RINGCAS_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
     cores::log_panics();
-    if let Some(tool) = tool {
-        return offline::run(tool);
-    }
-    match serve(flags) {
+    let served = match line {
+        Ok(CommandLine { tool: Some(tool), .. }) => return offline::run(tool),
+        Ok(CommandLine { serve: flags, tool: None }) => serve(flags),
+        Err(error) => Err(error.into()),
+    };
+    match served {
         Ok(()) => {
             tracing::info!("stopped");
             ExitCode::SUCCESS
@@ -99,6 +106,9 @@ fn serve(flags: Flags) -> Result<(), Failure> {
         memory_limit: config.memory_limit,
         started_s: rt::time::unix_seconds(),
     };
+    let needs_tls = |settings: &Settings| settings.backends.iter().any(|backend| backend.target.tls);
+    let trust = config.backends.as_ref().is_some_and(needs_tls).then(Trust::of_system).transpose()?;
+    let mut meshes = backend::mesh::wire(if config.backends.is_some() { count } else { 0 }).into_iter();
     let (quiet, closed) = (Barrier::new(count), Barrier::new(count));
     let shed_log = ShedLog::default();
     let mut first = Some(FirstCore { pool, grpc, http, targets });
@@ -113,6 +123,8 @@ fn serve(flags: Flags) -> Result<(), Failure> {
             router,
             inbox,
             metrics,
+            mesh: meshes.next(),
+            trust: trust.clone(),
             first: first.take(),
             shutdown: shutdown.clone(),
             shed_log: shed_log.clone(),

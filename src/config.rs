@@ -1,12 +1,16 @@
-//! The configuration: flags, each also an environment variable `RINGCAS_<NAME>`. Names and meanings are bazel-remote's
-//! where it has one. What comes out is checked and complete; start-up errors name the setting and the remedy.
+//! The configuration: flags, each also an environment variable `RINGCAS_<NAME>` or `BAZEL_REMOTE_<NAME>`, and a key of the
+//! configuration file. Names and meanings are bazel-remote's where it has one. What comes out is checked and complete; start-up errors name the setting and the remedy.
+
+mod file;
+mod s3;
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::{Arg, Command, CommandFactory, FromArgMatches, Parser, ValueEnum};
 
+use crate::backend::settings::Settings;
 use crate::limits;
 use crate::rt::cores::{CorePlan, PlanError};
 use crate::service::shed::ShedStatus;
@@ -47,14 +51,10 @@ pub struct Flags {
     /// HTTP/2 window of each stream in bytes; a connection's is 16 times this. It never grows. [default: 262144]
     #[arg(long, env = "RINGCAS_GRPC_INITIAL_WINDOW_SIZE", value_parser = window())]
     grpc_initial_window_size: Option<u32>,
-    #[arg(long, hide = true, env = "BAZEL_REMOTE_GRPC_INITIAL_WINDOW_SIZE", value_parser = window())]
-    bazel_remote_grpc_initial_window_size: Option<u32>,
     /// CAS writes in flight at a time, on all cores; others wait a little and are then refused. Reads, the action cache and
     /// blobs that are present are never gated. Default, also for 0: a quarter of the memory limit, in parts of 464 KiB.
     #[arg(long, env = "RINGCAS_MAX_INFLIGHT_CAS_WRITES")]
     max_inflight_cas_writes: Option<u32>,
-    #[arg(long, hide = true, env = "BAZEL_REMOTE_MAX_INFLIGHT_CAS_WRITES")]
-    bazel_remote_max_inflight_cas_writes: Option<u32>,
     /// How long a CAS write waits for its turn before it is refused, such as 250ms; at most 60s.
     #[arg(long, env = "RINGCAS_WRITE_QUEUE_WAIT", default_value = "250ms", value_parser = duration)]
     write_queue_wait: Duration,
@@ -86,6 +86,11 @@ pub struct Flags {
     #[arg(long, env = "RINGCAS_ENABLE_AC_KEY_INSTANCE_MANGLING", num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
     enable_ac_key_instance_mangling: bool,
+    /// A file in YAML that names flags and their values. What is given by flag or environment goes before it.
+    #[arg(long, env = "RINGCAS_CONFIG_FILE")]
+    config_file: Option<PathBuf>,
+    #[command(flatten)]
+    s3: s3::S3Flags,
 }
 
 /// `--storage_mode`, with the meaning of `shard::codec::StorageMode`.
@@ -211,6 +216,8 @@ pub struct Config {
     pub metrics_prefix: MetricsPrefix,
     pub mangle_action_keys: bool,
     pub check_http_actions: bool,
+    /// `None` where there is no backend.
+    pub backends: Option<Settings>,
 }
 
 /// A setting that cannot be used.
@@ -230,6 +237,19 @@ pub enum ConfigError {
     WriteQueueWait(Duration),
     #[error("--memory_limit: {0} bytes is too little. Give at least {min}M", min = limits::MEMORY_LIMIT_MIN >> 20)]
     MemoryLimit(u64),
+    #[error(transparent)]
+    File(#[from] file::FileError),
+    #[error(transparent)]
+    S3(#[from] s3::S3Error),
+}
+
+/// Reads the command line, the environment and the configuration file. Ends the process on bad flags and for `--help`.
+pub fn read<T: CommandFactory + FromArgMatches>() -> Result<T, ConfigError> {
+    let command = with_both_names(T::command(), |name| std::env::var_os(name).is_some());
+    let matches = command.clone().get_matches();
+    let of = |matches| T::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
+    let Some(path) = matches.get_one::<PathBuf>("config_file") else { return Ok(of(&matches)) };
+    Ok(of(&file::apply(command, path)?.get_matches()))
 }
 
 impl Flags {
@@ -254,20 +274,23 @@ impl Flags {
         if self.write_queue_wait > limits::WRITE_QUEUE_WAIT_MAX {
             return Err(ConfigError::WriteQueueWait(self.write_queue_wait));
         }
-        let window = self.grpc_initial_window_size.or(self.bazel_remote_grpc_initial_window_size);
-        let write_slots_wanted = self.max_inflight_cas_writes.or(self.bazel_remote_max_inflight_cas_writes);
-        let write_slots_wanted = write_slots_wanted.filter(|&wanted| wanted > 0);
+        let window = self.grpc_initial_window_size;
+        let write_slots_wanted = self.max_inflight_cas_writes.filter(|&wanted| wanted > 0);
+        let cores = cores_or_every(self.cores.as_deref())?;
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let backends = self.s3.resolve(self.storage_mode, cores.len(), variable)?;
         Ok(Config {
             write_slots: write_slots(memory_limit, write_slots_wanted),
             write_slots_wanted,
             write_queue_wait: self.write_queue_wait,
             write_shed_status: self.write_shed_status,
+            backends,
             grpc_address: address("--grpc_address", &self.grpc_address)?,
             http_address: match self.http_address.as_str() {
                 "none" => None,
                 value => Some(address("--http_address", value)?),
             },
-            cores: cores_or_every(self.cores.as_deref())?,
+            cores,
             dir,
             max_size,
             storage_mode: self.storage_mode,
@@ -298,6 +321,19 @@ fn write_slots(memory_limit: u64, wanted: Option<u32>) -> u32 {
 
 fn window() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(65_535..=16 << 20)
+}
+
+/// Lets a flag be set by bazel-remote's variable where ours is not.
+fn with_both_names(command: Command, is_set: impl Fn(&str) -> bool) -> Command {
+    let other = |arg: &Arg| {
+        let ours = arg.get_env()?.to_str()?;
+        let theirs = ours.replacen("RINGCAS_", "BAZEL_REMOTE_", 1);
+        (!is_set(ours) && is_set(&theirs)).then_some(theirs)
+    };
+    command.mut_args(|arg| match other(&arg) {
+        Some(theirs) => arg.env(clap::builder::OsStr::from(theirs)),
+        None => arg,
+    })
 }
 
 /// `host:port`, `:port` for all interfaces (both IP versions where the machine has IPv6), `[v6]:port`.
@@ -433,5 +469,18 @@ mod tests {
         assert!(on(&["--enable_ac_key_instance_mangling"]).unwrap());
         assert!(!on(&["--enable_ac_key_instance_mangling=false"]).unwrap());
         assert!(!on(&[]).unwrap());
+    }
+
+    /// Goal: bazel-remote's variable counts where ours is not set. Method: look at the names after the choice.
+    #[test]
+    fn variables_of_both_names() {
+        let env = |set: &[&str]| {
+            let command = with_both_names(Flags::command(), |name| set.contains(&name));
+            let arg = command.get_arguments().find(|arg| arg.get_long() == Some("s3.bucket")).cloned();
+            arg.and_then(|arg| arg.get_env().map(|name| name.to_string_lossy().into_owned())).unwrap_or_default()
+        };
+        assert_eq!(env(&[]), "RINGCAS_S3_BUCKET");
+        assert_eq!(env(&["BAZEL_REMOTE_S3_BUCKET"]), "BAZEL_REMOTE_S3_BUCKET");
+        assert_eq!(env(&["BAZEL_REMOTE_S3_BUCKET", "RINGCAS_S3_BUCKET"]), "RINGCAS_S3_BUCKET");
     }
 }

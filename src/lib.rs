@@ -2,6 +2,7 @@
 //!
 //! Read `ARCHITECTURE.md` beside this file first. The modules stand in the order in which the bytes travel.
 
+pub mod backend;
 pub mod boot;
 pub mod config;
 pub mod limits;

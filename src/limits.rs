@@ -280,3 +280,55 @@ pub const HEADER_READERS: usize = 16;
 
 /// How long connections may take to notice that they have been cut.
 pub const CUT_TIME: Duration = Duration::from_secs(2);
+
+// Backends.
+
+/// How long a connection to a backend is kept unused. Why: S3 closes its end after about 20 s.
+pub const BACKEND_IDLE_MS: u64 = 15_000;
+/// How long the addresses of a backend's name are used before they are looked up again.
+pub const BACKEND_ADDRESSES_KEEP_MS: u64 = 30_000;
+/// The longest wait for a connection and the head of a backend's answer, all tries of a read together.
+pub const BACKEND_HEAD_MS: u64 = 10_000;
+/// Bytes per second below which a body, waited for during 10 s, has stalled.
+pub const BACKEND_SPEED_FLOOR: u64 = 64 << 10;
+/// The longest error document that is read, in bytes.
+pub const BACKEND_ERROR_BODY_MAX: usize = 64 << 10;
+/// Notes about backends that may wait for a core, besides one for each sender.
+pub const BACKEND_NOTES_LEN: usize = 1024;
+/// Existence checks of one call that run at a time on one core.
+pub const BACKEND_HEADS_MAX: usize = 64;
+/// Answers about existence that a core keeps of one backend, at about 64 bytes each.
+pub const BACKEND_EXISTENCE_LEN: usize = 1 << 16;
+/// How long it is believed that a backend has an object, and that it has not. Why so short: others upload to it too.
+pub const BACKEND_PRESENT_MS: u64 = 10 * 60 * 1000;
+pub const BACKEND_ABSENT_MS: u64 = 5_000;
+/// Wrong objects of one backend that a core remembers.
+pub const BACKEND_WRONG_MAX: usize = 4096;
+/// How often the same trouble of a backend is logged.
+pub const BACKEND_LOG_MS: u64 = 60_000;
+/// How often the ledger of uploads is synced.
+pub const BACKEND_LEDGER_SYNC_MS: u64 = 1_000;
+/// Entries of a ledger that may be struck out before it is written anew: half a megabyte.
+pub const BACKEND_LEDGER_STRUCK_MIN: usize = 10_000;
+/// Uploads of one backend that are owed at most, at about 100 bytes of memory and 56 of disk each.
+pub const BACKEND_OWED_MAX: usize = 1 << 20;
+/// How often owed uploads are tried again while the backend is well.
+pub const BACKEND_OWED_RETRY_MS: u64 = 15_000;
+/// The breaker of a backend: failures in a row that open it, how long it stays open, how long its probe may take.
+pub const BREAKER_FAILURES: u32 = 5;
+pub const BREAKER_OPEN_MS: u64 = 15_000;
+pub const BREAKER_PROBE_MS: u64 = 5_000;
+/// Bytes of an object that a probe reads at most.
+pub const BREAKER_PROBE_LEN: u64 = 64 << 10;
+/// Objects that a core waits for at a time, one for each distinct blob or action; with more a read is a miss.
+pub const FLIGHTS_MAX: usize = 4096;
+/// Of these, how many come in at a time. Each holds the window below and about a frame besides.
+pub const FLIGHTS_RUNNING_MAX: usize = 128;
+/// Raw bytes of an object on its way that are held for its readers.
+pub const FLIGHT_WINDOW_LEN: u64 = 512 << 10;
+/// How long an object on its way waits for its foremost reader before it goes on without.
+pub const READER_WAIT_MS: u64 = 100;
+/// Requests on one core that wait for a backend; with more, what is not here is a miss at once.
+pub const BACKEND_WAITING_MAX: usize = 16_384;
+/// Uploads of one backend that wait on a core for the queue of its owner.
+pub const BACKEND_OUTBOX_MAX: usize = 1 << 16;

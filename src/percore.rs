@@ -4,6 +4,9 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::backend::mesh::MeshPort;
+use crate::backend::tls::Trust;
+use crate::backend::{Backends, Owner};
 use crate::config::Config;
 use crate::limits;
 use crate::metrics::export::{Port, Reporter};
@@ -33,6 +36,10 @@ pub struct Kit {
     pub router: RouterPort,
     pub inbox: Inbox,
     pub metrics: Port,
+    /// Where there are backends.
+    pub mesh: Option<MeshPort>,
+    /// Where one of them needs TLS.
+    pub trust: Option<Trust>,
     /// Core 0 only: what exists once for the whole process.
     pub first: Option<FirstCore>,
     pub shutdown: Shutdown,
@@ -75,7 +82,22 @@ impl Barrier {
 
 /// The main task of one core: starts everything, serves, and takes everything down in the reverse order.
 pub async fn run(kit: Kit) {
-    let Kit { core, config, volume, port, router, inbox, metrics, first, shutdown, shed_log, quiet, closed } = kit;
+    let Kit {
+        core,
+        config,
+        volume,
+        port,
+        router,
+        inbox,
+        metrics,
+        mesh,
+        trust,
+        first,
+        shutdown,
+        shed_log,
+        quiet,
+        closed,
+    } = kit;
     let cores = config.cores.len();
     let shards = volume.shards();
     let load = first.as_ref().map(|first| first.targets.load());
@@ -98,7 +120,17 @@ pub async fn run(kit: Kit) {
         ..Options::default()
     };
     let share = |bytes: u64| usize::try_from(bytes / cores as u64).unwrap_or(usize::MAX);
-    let worker = Worker::new(
+    let map = ShardMap::new(shards, cores as u16);
+    let mut backends = None;
+    if let (Some(mesh), Some(settings)) = (mesh, config.backends.clone()) {
+        let (all, port) = Backends::new(mesh, settings, trust.as_ref());
+        let owner = match Owner::start(&all, port, map, &config.dir, trust.as_ref()).await {
+            Ok(owner) => owner,
+            Err(error) => panic!("core {core} cannot open the ledger of uploads in --dir: {error}"),
+        };
+        backends = Some((all, owner));
+    }
+    let worker = Worker::with_backends(
         disk.clone(),
         WorkerConfig {
             mode: config.storage_mode.into(),
@@ -108,15 +140,26 @@ pub async fn run(kit: Kit) {
             cores,
             writes: WriteLimits::new(config.write_slots, config.write_queue_wait),
         },
+        backends.as_ref().map(|(all, _)| all.clone()),
     );
-    let router = router.start(worker.clone(), ShardMap::new(shards, cores as u16));
+    if let Some((all, _)) = &backends {
+        all.set_uploader(worker.uploader());
+    }
+    let router = router.start(worker.clone(), map);
     let health = Health::new(true);
     let services = Services::new(router.clone(), Rc::new(options), health.clone());
     let message_memory = share(config.memory_limit / limits::MESSAGE_MEMORY_PART)
         .clamp(limits::MESSAGE_MEMORY_MIN, limits::MESSAGE_MEMORY_MAX);
     let (exporter, reporter) = metrics.split();
     let server = Server::new(services, Settings { stream_window: config.stream_window, message_memory }, exporter);
-    let counting = Rc::new(Counting { core, load: load.clone(), router, disk: disk.clone(), server: server.clone() });
+    let counting = Rc::new(Counting {
+        core,
+        load: load.clone(),
+        router,
+        disk: disk.clone(),
+        server: server.clone(),
+        backends: backends.clone(),
+    });
     rt::spawn(report(reporter, Rc::downgrade(&counting)));
     if let Some((grpc, http, targets)) = accepting {
         if let Some(http) = http {
@@ -138,7 +181,13 @@ pub async fn run(kit: Kit) {
         server.abort();
         let _ = rt::time::timeout(limits::CUT_TIME, server.drained()).await;
     }
+    if let Some((_, owner)) = &backends {
+        owner.drain(config.shutdown_timeout).await;
+    }
     quiet.pass().await;
+    if let Some((all, _)) = &backends {
+        all.stop();
+    }
     // Why first: an upload that waits for space would hold up the worker.
     disk.refuse_writes();
     worker.stop().await;
@@ -154,17 +203,22 @@ struct Counting {
     router: Router<Disk>,
     disk: Disk,
     server: Rc<Server<Router<Disk>>>,
+    backends: Option<(Backends, Owner)>,
 }
 
 /// Answers who collects metrics, for as long as this core runs.
 async fn report(reporter: Reporter, counting: Weak<Counting>) {
     let source = |into: &mut Snapshot| {
         let Some(counting) = counting.upgrade() else { return false };
-        let Counting { core, load, router, disk, server } = &*counting;
+        let Counting { core, load, router, disk, server, backends } = &*counting;
         load.iter().for_each(|load| load.report(into));
         server.report(*core, into);
         router.report(into);
         disk.report(into);
+        if let Some((all, owner)) = backends {
+            all.report(into);
+            owner.report(into);
+        }
         let stats = rt::core_stats();
         into.add_core(Metric::CoreBusyTime, *core, stats.busy);
         into.add_core(Metric::CoreCpuTime, *core, stats.cpu);

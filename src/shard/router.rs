@@ -211,9 +211,25 @@ async fn serve<D: BlobDisk>(worker: Worker<D>, mut inbox: Receiver<Request>, rec
 
 async fn handle<D: BlobDisk>(worker: Worker<D>, request: Request) {
     match request {
-        Request::FindMissing { digests, reply } => reply.send(worker.find_missing(&digests).await),
+        Request::FindMissing { digests, reply } => {
+            let mut missing = worker.find_missing_here(&digests).await;
+            if !missing.contains(&true) || worker.backend().is_none() {
+                return reply.send(missing);
+            }
+            let elsewhere = worker.clone();
+            worker.apart(async move {
+                elsewhere.find_there(&digests, &mut missing).await;
+                reply.send(missing);
+            });
+        }
+        Request::Get { get, reply } => match worker.get_here(get).await {
+            Ok(None) if worker.reads_through(&get.digest) => {
+                let elsewhere = worker.clone();
+                worker.apart(async move { reply.send(elsewhere.get_there(get).await) });
+            }
+            found => reply.send(found),
+        },
         Request::SizeOf { hash, reply } => reply.send(worker.size_of(hash).await),
-        Request::Get { get, reply } => reply.send(worker.get(get).await),
         // Why these two end with their client: they may wait for a slot, and would take it from somebody else.
         Request::Put { put, mut reply } => {
             if let Either::Left(outcome) = race(worker.put(put), reply.abandoned()).await {
@@ -226,7 +242,13 @@ async fn handle<D: BlobDisk>(worker: Worker<D>, request: Request) {
             }
         }
         Request::UploadStatus { key, reply } => reply.send(worker.upload_status(&key).await),
-        Request::ActionGet { key, reply } => reply.send(worker.action_get(key).await),
+        Request::ActionGet { key, reply } => match worker.action_here(key).await {
+            Ok(None) if worker.backend().is_some() => {
+                let elsewhere = worker.clone();
+                worker.apart(async move { reply.send(elsewhere.action_there(key).await) });
+            }
+            found => reply.send(found),
+        },
         Request::ActionPut { key, data, reply } => reply.send(worker.action_put(key, data).await),
         Request::ActionDrop { key, version, reply } => reply.send(worker.action_drop(key, version).await),
         Request::Slots(message) => worker.receive_slots(message),

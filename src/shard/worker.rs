@@ -11,13 +11,16 @@ use super::blob_disk::{BlobDisk, Stored};
 use super::codec::{Codecs, StorageMode};
 use super::disk::{Codec, DiskError, Key, Kind};
 use super::ram::{RamStats, RamTier, Record, own};
+use super::read_through::Flights;
 use super::session::{Session, check_hash, decode_error, decoder_for, is_small};
 use super::upload::{UploadHandle, Uploads};
 use super::write_gate::{WriteGate, WriteLimits, WriteSlot, WriteStats};
+use crate::backend::{Backend, Backends};
 use crate::limits::{FIND_MISSING_SLICE, WORK_SLICE_LEN, WRITE_GATE_TICK_MS};
 use crate::metrics::{Metric, Snapshot};
 use crate::pure::admission;
 use crate::pure::digest::{Digest, Hash};
+use crate::pure::upload_queue::{ObjectKind, Upload};
 use crate::rt;
 use crate::rt::gate::Gate;
 use crate::rt::local::Local;
@@ -70,6 +73,8 @@ struct Inner<D: BlobDisk> {
     write_gate: WriteGate,
     /// Somebody waits at the gate, and a task looks after them.
     is_gate_kept: Cell<bool>,
+    backends: Option<Backends>,
+    flights: Flights,
     /// Every upload and every stream of this worker.
     gate: Gate,
     /// Work since this core last reached the reactor, in bytes of hashing.
@@ -87,6 +92,11 @@ impl<D: BlobDisk> Clone for Worker<D> {
 
 impl<D: BlobDisk> Worker<D> {
     pub fn new(disk: D, config: WorkerConfig) -> Self {
+        Self::with_backends(disk, config, None)
+    }
+
+    /// A worker that reads through to backends and writes behind.
+    pub fn with_backends(disk: D, config: WorkerConfig, backends: Option<Backends>) -> Self {
         let worker = Self(Rc::new(Inner {
             disk,
             ram: Local::new(RamTier::new(config.ram_bytes)),
@@ -95,6 +105,8 @@ impl<D: BlobDisk> Worker<D> {
             uploads: Uploads::default(),
             write_gate: WriteGate::new(config.writes, config.core, config.cores),
             is_gate_kept: Cell::new(false),
+            backends,
+            flights: Flights::default(),
             gate: Gate::default(),
             spent: Cell::new(0),
             stored_blobs: Cell::new(0),
@@ -149,8 +161,15 @@ impl<D: BlobDisk> Worker<D> {
         self.0.uploads.clear();
     }
 
-    /// For each digest whether it is missing.
+    /// For each digest whether it is missing, here and in the backend.
     pub async fn find_missing(&self, digests: &[Digest]) -> Vec<bool> {
+        let mut missing = self.find_missing_here(digests).await;
+        self.find_there(digests, &mut missing).await;
+        missing
+    }
+
+    /// For each digest whether it is missing here.
+    pub(super) async fn find_missing_here(&self, digests: &[Digest]) -> Vec<bool> {
         let mut missing = Vec::with_capacity(digests.len());
         for (slice, digests) in digests.chunks(FIND_MISSING_SLICE).enumerate() {
             if slice > 0 {
@@ -176,8 +195,16 @@ impl<D: BlobDisk> Worker<D> {
         }
     }
 
-    /// `None` is a miss.
+    /// `None` is a miss, here and in the backend.
     pub async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {
+        match self.get_here(get).await? {
+            None => self.get_there(get).await,
+            found => Ok(found),
+        }
+    }
+
+    /// `None` is a miss here.
+    pub(super) async fn get_here(&self, get: Get) -> Result<Option<Blob>, StoreError> {
         let key = cas_key(&get.digest);
         if let Some(record) = self.take_from_ram(&key) {
             return self.small_blob(&get, record);
@@ -194,12 +221,19 @@ impl<D: BlobDisk> Worker<D> {
         }
     }
 
-    /// Verifies and stores a blob whose body is all here, when it is let in.
+    /// Verifies and stores a blob whose body is all here, when it is let in. The backend gets it later.
     pub async fn put(&self, put: Put) -> Result<PutOutcome, StoreError> {
         if self.is_present(&put.digest).await? {
             return Ok(self.note_present());
         }
         let _slot = if put.admitted { None } else { Some(self.enter_write().await?) };
+        let intent = self.intend(Upload { kind: ObjectKind::Cas, digest: put.digest });
+        let outcome = self.put_admitted(put).await;
+        intent.settle(matches!(outcome, Ok(PutOutcome::Stored)));
+        outcome
+    }
+
+    async fn put_admitted(&self, put: Put) -> Result<PutOutcome, StoreError> {
         if !is_small(&put.digest) {
             let decoder = decoder_for(self, put.encoding);
             let mut session = Session::new(put.digest, decoder);
@@ -247,8 +281,16 @@ impl<D: BlobDisk> Worker<D> {
         Ok(UploadStatus { committed: self.0.uploads.report(key), complete: false })
     }
 
-    /// `None` is a miss.
+    /// `None` is a miss, here and in the backend.
     pub async fn action_get(&self, action: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
+        match self.action_here(action).await? {
+            None => self.action_there(action).await,
+            found => Ok(found),
+        }
+    }
+
+    /// `None` is a miss here.
+    pub(super) async fn action_here(&self, action: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
         let key = action_key(&action);
         let found = match self.take_from_ram(&key) {
             Some(record) => Some(record),
@@ -258,8 +300,17 @@ impl<D: BlobDisk> Worker<D> {
         Ok(found.filter(same).map(|record| ActionEntry { data: record.data, version: record.version }))
     }
 
-    /// Stores or replaces.
+    /// Stores or replaces. The backend gets it later.
     pub async fn action_put(&self, action: ActionKey, data: Bytes) -> Result<(), StoreError> {
+        let digest = Digest { hash: action.hash, size: action.size.unwrap_or(0) };
+        let intent = self.intend(Upload { kind: ObjectKind::Action, digest });
+        let stored = self.action_put_here(action, data).await;
+        intent.settle(stored.is_ok());
+        stored
+    }
+
+    /// Stores or replaces.
+    pub(super) async fn action_put_here(&self, action: ActionKey, data: Bytes) -> Result<(), StoreError> {
         let key = action_key(&action);
         self.0.disk.ready(&key.hash).await;
         let fence = self.0.fences.change(&key);
@@ -317,6 +368,14 @@ impl<D: BlobDisk> Worker<D> {
         Ok(self.0.disk.contains(&cas_key(digest)))
     }
 
+    /// Runs what waits for a backend, outside of the bound on requests: nobody else must wait for that.
+    pub(super) fn apart(&self, waiting: impl Future<Output = ()> + 'static) {
+        rt::spawn(async move {
+            let _busy = rt::busy();
+            waiting.await;
+        });
+    }
+
     fn note_present(&self) -> PutOutcome {
         self.0.already_present.set(self.0.already_present.get() + 1);
         PutOutcome::AlreadyPresent
@@ -357,6 +416,15 @@ impl<D: BlobDisk> Worker<D> {
 
     pub(super) fn uploads(&self) -> &Uploads<D> {
         &self.0.uploads
+    }
+
+    pub(super) fn flights(&self) -> &Flights {
+        &self.0.flights
+    }
+
+    /// The backend of what this worker stores.
+    pub(super) fn backend(&self) -> Option<&Backend> {
+        self.0.backends.as_ref().map(Backends::default_backend)
     }
 
     pub(super) fn gate(&self) -> &Gate {

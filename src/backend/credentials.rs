@@ -1,0 +1,292 @@
+//! Credentials: one keeper in the process for each backend gets them and renews them before they expire; every core
+//! holds the current set.
+//!
+//! Source: botocore's chain; AWS "Use IMDSv2", "Container credential provider", "AssumeRoleWithWebIdentity".
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::http::{Method, OutBody, Pool, PoolTimes, Request, Response, Target};
+use super::settings::{CredentialSource, RoleSource};
+use super::tls::{Tls, Trust};
+use crate::limits::BACKEND_ERROR_BODY_MAX;
+use crate::pure::civil_time::parse_rfc3339;
+use crate::pure::s3_message::{self, Temporary};
+use crate::pure::secret::Secret;
+use crate::pure::sigv4::{Credentials, encode_query};
+use crate::pure::{aws_profile, document};
+use crate::rt;
+use crate::rt::local::{Event, Local};
+
+/// A set of credentials, as it goes to every core.
+#[derive(Debug, Clone)]
+pub struct Issue {
+    /// Counts the sets.
+    pub generation: u64,
+    /// `None`: requests are not signed. An error: why there are none.
+    pub credentials: Result<Option<Credentials>, String>,
+}
+
+/// The set in use.
+#[derive(Debug, Clone)]
+pub struct Current {
+    pub generation: u64,
+    pub credentials: Option<Credentials>,
+}
+
+/// One core's holder of a backend's credentials. Clones share it.
+#[derive(Clone)]
+pub struct Holder {
+    issue: Local<Option<Issue>>,
+    changed: Event,
+    /// Tells the keeper that a generation has expired.
+    ask: Rc<dyn Fn(u64)>,
+}
+
+/// How long a request waits for credentials that were asked for anew.
+const REFRESH_WAIT: Duration = Duration::from_secs(5);
+
+impl Holder {
+    pub fn new(ask: impl Fn(u64) + 'static) -> Self {
+        Self { issue: Local::new(None), changed: Event::default(), ask: Rc::new(ask) }
+    }
+
+    /// A new set has come.
+    pub fn hold(&self, issue: Issue) {
+        self.issue.with(|held| *held = Some(issue));
+        self.changed.notify();
+    }
+
+    /// The current set. Waits for the first one: the caller has a deadline.
+    pub async fn current(&self) -> Result<Current, String> {
+        loop {
+            let changed = self.changed.wait();
+            if let Some(issue) = self.issue.with(|issue| issue.clone()) {
+                let generation = issue.generation;
+                return issue.credentials.map(|credentials| Current { generation, credentials });
+            }
+            changed.await;
+        }
+    }
+
+    /// The backend says that this generation has expired: waits a little for a later one.
+    pub async fn refresh(&self, generation: u64) {
+        (self.ask)(generation);
+        let later = async {
+            loop {
+                let changed = self.changed.wait();
+                let held = self.issue.with(|issue| issue.as_ref().map_or(0, |issue| issue.generation));
+                if held > generation {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        let _ = rt::time::timeout(REFRESH_WAIT, later).await;
+    }
+}
+
+/// Gets credentials, and says when to get the next ones. Lives on the core that owns the backend.
+pub struct Keeper {
+    source: CredentialSource,
+    region: String,
+    trust: Option<Trust>,
+    generation: u64,
+}
+
+/// A renewal is due when this part of a lifetime is left, and at least so long before its end.
+const RENEW_PART: u64 = 5;
+const RENEW_BEFORE_S: u64 = 15 * 60;
+/// How often it is tried again when it failed.
+const RETRY_S: u64 = 10;
+/// Of one call to a credential service.
+const SERVICE_TIME: Duration = Duration::from_secs(5);
+
+impl Keeper {
+    pub fn new(source: CredentialSource, region: &str, trust: Option<Trust>) -> Self {
+        let region = if region.is_empty() { "us-east-1" } else { region };
+        Self { source, region: region.to_owned(), trust, generation: 0 }
+    }
+
+    /// The next set, and after how long to call again; `None` when only an expiry makes that necessary.
+    pub async fn issue(&mut self) -> (Issue, Option<Duration>) {
+        self.generation += 1;
+        let generation = self.generation;
+        let got = match &self.source {
+            CredentialSource::Anonymous => Ok((None, None)),
+            CredentialSource::Static(credentials) => Ok((Some(credentials.clone()), None)),
+            CredentialSource::File { path, profile } => {
+                from_file(path, profile).await.map(|credentials| (Some(credentials), None))
+            }
+            CredentialSource::Role(role) => {
+                let temporary = rt::time::timeout(3 * SERVICE_TIME, self.take_role(role)).await;
+                let temporary = temporary.unwrap_or_else(|_| Err("the credential service does not answer".into()));
+                temporary.map(|temporary| (Some(temporary.credentials), Some(temporary.expires)))
+            }
+        };
+        match got {
+            Ok((credentials, expires)) => {
+                let again = expires.map(renew_after);
+                (Issue { generation, credentials: Ok(credentials) }, again)
+            }
+            Err(reason) => (Issue { generation, credentials: Err(reason) }, Some(Duration::from_secs(RETRY_S))),
+        }
+    }
+
+    async fn take_role(&self, role: &RoleSource) -> Result<Temporary, String> {
+        if let (Some(token_file), Some(arn)) = (&role.web_identity_token_file, &role.role_arn) {
+            return self.web_identity(role, token_file, arn).await;
+        }
+        if let Some(uri) = &role.container_relative_uri {
+            return self.container(role, &format!("http://169.254.170.2{uri}")).await;
+        }
+        if let Some(uri) = &role.container_full_uri {
+            return self.container(role, uri).await;
+        }
+        self.instance(role.metadata_endpoint.as_deref().unwrap_or("http://169.254.169.254")).await
+    }
+
+    async fn web_identity(&self, role: &RoleSource, token_file: &Path, arn: &str) -> Result<Temporary, String> {
+        let token = read_file(token_file).await?;
+        let session = role.role_session_name.as_deref().unwrap_or("ringcas");
+        let form = encode_query(&[
+            ("Action", "AssumeRoleWithWebIdentity"),
+            ("Version", "2011-06-15"),
+            ("RoleArn", arn),
+            ("RoleSessionName", session),
+            ("WebIdentityToken", token.trim()),
+        ]);
+        let endpoint = match &role.sts_endpoint {
+            Some(endpoint) => endpoint.clone(),
+            None => format!("https://sts.{}.amazonaws.com/", self.region),
+        };
+        let headers = [("content-type", "application/x-www-form-urlencoded")];
+        let answer = self.ask(Method::POST, &endpoint, &headers, form.into()).await?;
+        s3_message::parse_assumed_role(&answer).ok_or_else(|| format!("{endpoint} answered without credentials"))
+    }
+
+    async fn container(&self, role: &RoleSource, uri: &str) -> Result<Temporary, String> {
+        let token = match (&role.container_token_file, &role.container_token) {
+            (Some(file), _) => Some(Secret::new(read_file(file).await?.trim())),
+            (None, token) => token.clone(),
+        };
+        let headers: Vec<_> = token.iter().map(|token| ("authorization", token.reveal())).collect();
+        let answer = self.ask(Method::GET, uri, &headers, Bytes::new()).await?;
+        from_json(&answer).ok_or_else(|| format!("{uri} answered without credentials"))
+    }
+
+    async fn instance(&self, endpoint: &str) -> Result<Temporary, String> {
+        let endpoint = endpoint.trim_end_matches('/');
+        let lifetime = [("x-aws-ec2-metadata-token-ttl-seconds", "21600")];
+        let token = self.ask(Method::PUT, &format!("{endpoint}/latest/api/token"), &lifetime, Bytes::new()).await?;
+        let token = Secret::new(String::from_utf8_lossy(&token).into_owned());
+        let headers = [("x-aws-ec2-metadata-token", token.reveal())];
+        let roles = format!("{endpoint}/latest/meta-data/iam/security-credentials/");
+        let role = self.ask(Method::GET, &roles, &headers, Bytes::new()).await?;
+        let role = String::from_utf8_lossy(&role);
+        let role = role.lines().next().unwrap_or_default().trim().to_owned();
+        let answer = self.ask(Method::GET, &format!("{roles}{role}"), &headers, Bytes::new()).await?;
+        from_json(&answer).ok_or_else(|| format!("{roles}{role} answered without credentials"))
+    }
+
+    /// One request; its answer's body. The error names no header: some are secrets.
+    async fn ask(&self, method: Method, url: &str, headers: &[(&str, &str)], body: Bytes) -> Result<Bytes, String> {
+        let (target, path) = Target::parse(url).ok_or_else(|| format!("{url} is no URL of a credential service"))?;
+        let tls = match (target.tls, &self.trust) {
+            (false, _) => None,
+            (true, Some(trust)) => Some(Tls::new(trust)),
+            (true, None) => return Err(format!("{url} needs TLS, for which there is no trusted authority")),
+        };
+        let host = target.authority();
+        let pool = Pool::new(target, tls, PoolTimes { recycle: None, idle_max: 0 });
+        let request = || {
+            let mut request = Request::builder().method(method.clone()).uri(path.as_str()).header("host", &host);
+            for (name, value) in headers {
+                request = request.header(*name, *value);
+            }
+            request.body(OutBody::Pieces(Some(body.clone()).filter(|body| !body.is_empty()).into_iter().collect()))
+        };
+        request().map_err(|_| format!("a token for {url} has characters that no header may have"))?;
+        let answered = async {
+            let sent = pool.send(|| request().expect("it was made before")).await;
+            let mut response = sent.map_err(|error| error.to_string())?;
+            let body = read_all(&mut response).await?;
+            match response.status {
+                200..=299 => Ok(body),
+                status => Err(format!("{url} answered with status {status}")),
+            }
+        };
+        let answered = rt::time::timeout(SERVICE_TIME, answered).await;
+        answered.unwrap_or_else(|_| Err(format!("{url} does not answer")))
+    }
+}
+
+/// How long until credentials that expire then should be renewed.
+fn renew_after(expires: u64) -> Duration {
+    let left = expires.saturating_sub(rt::time::unix_seconds());
+    let before = (left / RENEW_PART).max(RENEW_BEFORE_S.min(left / 2));
+    Duration::from_secs((left - before).max(RETRY_S))
+}
+
+async fn read_all(response: &mut Response) -> Result<Bytes, String> {
+    let mut all = Vec::new();
+    while let Some(piece) = response.body.next().await.map_err(|error| error.to_string())? {
+        if all.len() + piece.len() > BACKEND_ERROR_BODY_MAX {
+            return Err("the answer is too long".into());
+        }
+        all.extend_from_slice(&piece);
+    }
+    Ok(all.into())
+}
+
+async fn from_file(path: &Path, profile: &str) -> Result<Credentials, String> {
+    let file = read_file(path).await?;
+    aws_profile::credentials(&file, profile)
+        .ok_or_else(|| format!("{} has no credentials of profile {profile:?}", path.display()))
+}
+
+async fn read_file(path: &Path) -> Result<String, String> {
+    let shown = path.display().to_string();
+    let path = path.to_owned();
+    let read = rt::blocking(move || std::fs::read_to_string(path)).await.map_err(|error| error.to_string())?;
+    read.map_err(|error| format!("cannot read {shown}: {error}"))
+}
+
+/// What the container and instance services answer.
+fn from_json(answer: &[u8]) -> Option<Temporary> {
+    let value = document::parse(std::str::from_utf8(answer).ok()?).ok()?;
+    let credentials = Credentials {
+        access_key_id: value.text("AccessKeyId")?.into(),
+        secret_access_key: Secret::new(value.text("SecretAccessKey")?),
+        session_token: value.text("Token").map(Secret::new),
+    };
+    Some(Temporary { credentials, expires: parse_rfc3339(value.text("Expiration")?)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the answer of the metadata service is read, and half of one is none. Method: an example of each.
+    #[test]
+    fn metadata() {
+        let whole = br#"{"Code": "Success", "Type": "AWS-HMAC", "AccessKeyId": "ASIA", "SecretAccessKey": "s/+=",
+            "Token": "t==", "Expiration": "1994-11-06T08:49:37Z"}"#;
+        let temporary = from_json(whole).expect("credentials");
+        assert!(temporary.expires == 784_111_777 && temporary.credentials.secret_access_key.is("s/+="));
+        assert!(from_json(br#"{"AccessKeyId": "ASIA"}"#).is_none() && from_json(b"\xff").is_none());
+    }
+
+    /// Goal: renewals come well before the end, and never in a busy loop. Method: some lifetimes.
+    #[test]
+    fn renewals() {
+        let after = |left: u64| renew_after(rt::time::unix_seconds() + left).as_secs();
+        assert!((2_690..=2_700).contains(&after(3_600)));
+        assert!((17_270..=17_280).contains(&after(21_600)));
+        assert!((440..=450).contains(&after(900)));
+        assert_eq!((after(5), renew_after(0).as_secs()), (RETRY_S, RETRY_S));
+    }
+}

@@ -1,0 +1,467 @@
+//! HTTP/1.1 towards one server: connections that are kept for a while and used again. Core-local.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_core::Stream;
+use hyper::body::{Body as _, Frame, Incoming, SizeHint};
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::rt::ReadBufCursor;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::tls::{Tls, TlsConn};
+use crate::limits::{BACKEND_ADDRESSES_KEEP_MS, BACKEND_IDLE_MS};
+use crate::rt;
+use crate::rt::local::Local;
+use crate::rt::tcp::TcpConn;
+
+pub use hyper::{HeaderMap, Method, Request};
+
+/// The server that a pool talks to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// A name, or an address without brackets.
+    pub host: String,
+    pub port: u16,
+    pub tls: bool,
+}
+
+impl Target {
+    /// The server that an `http://` or `https://` URL names, and the path there, which begins with a slash.
+    pub fn parse(url: &str) -> Option<(Self, String)> {
+        let (scheme, rest) = url.split_once("://")?;
+        let tls = match scheme {
+            "http" => false,
+            "https" => true,
+            _ => return None,
+        };
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (host, port) = Self::split_authority(authority)?;
+        let target = Self { host, port: port.unwrap_or(if tls { 443 } else { 80 }), tls };
+        Some((target, format!("/{path}")))
+    }
+
+    /// `host`, `host:port`, `[v6]`, `[v6]:port`.
+    pub fn split_authority(authority: &str) -> Option<(String, Option<u16>)> {
+        let (host, port) = match authority.strip_prefix('[') {
+            Some(rest) => {
+                let (host, after) = rest.split_once(']')?;
+                (host, if after.is_empty() { None } else { Some(after.strip_prefix(':')?) })
+            }
+            None => authority.split_once(':').map_or((authority, None), |(host, port)| (host, Some(port))),
+        };
+        let is_host = |c: char| c.is_ascii_alphanumeric() || "-._:".contains(c);
+        if host.is_empty() || !host.chars().all(is_host) {
+            return None;
+        }
+        let port = port.map(|port| port.parse().map_err(drop)).transpose().ok()?;
+        Some((host.to_owned(), port))
+    }
+
+    /// The `Host` header: with the port when it is not the scheme's own.
+    pub fn authority(&self) -> String {
+        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        match (self.tls, self.port) {
+            (true, 443) | (false, 80) => host,
+            (_, port) => format!("{host}:{port}"),
+        }
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    #[error("cannot find {host}: {source}")]
+    Resolve { host: String, source: io::Error },
+    #[error("cannot connect to {authority}: {source}")]
+    Connect { authority: String, source: io::Error },
+    #[error("TLS with {authority}: {source}")]
+    Tls { authority: String, source: io::Error },
+    #[error("{authority} broke off: {detail}")]
+    Broken { authority: String, detail: String },
+    #[error("the body to send could not be read: {0}")]
+    OurBody(String),
+}
+
+/// What is sent.
+pub enum OutBody {
+    /// Bytes that are all here.
+    Pieces(VecDeque<Bytes>),
+    /// Bytes that are read while they are sent: exactly `left` of them.
+    Stream { pieces: Pin<Box<dyn Stream<Item = Result<Bytes, BodyError>>>>, left: u64 },
+}
+
+/// Our own source of bytes failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{0}")]
+pub struct BodyError(pub String);
+
+impl OutBody {
+    pub fn empty() -> Self {
+        Self::Pieces(VecDeque::new())
+    }
+
+    /// The next bytes, for whoever reads a body without sending it.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, HttpError> {
+        let frame = poll_fn(|context| Pin::new(&mut *self).poll_frame(context)).await;
+        let frame = frame.transpose().map_err(|error| HttpError::OurBody(error.0))?;
+        Ok(frame.and_then(|frame| frame.into_data().ok()))
+    }
+}
+
+impl hyper::body::Body for OutBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let (piece, left) = match self.get_mut() {
+            Self::Pieces(pieces) => return Poll::Ready(pieces.pop_front().map(|piece| Ok(Frame::data(piece)))),
+            Self::Stream { left: 0, .. } => return Poll::Ready(None),
+            Self::Stream { pieces, left } => (std::task::ready!(pieces.as_mut().poll_next(context)), left),
+        };
+        Poll::Ready(Some(match piece {
+            Some(Ok(piece)) if piece.len() as u64 <= *left => {
+                *left -= piece.len() as u64;
+                Ok(Frame::data(piece))
+            }
+            Some(Ok(_)) => Err(BodyError("there are more bytes than were announced".into())),
+            Some(Err(error)) => Err(error),
+            None => Err(BodyError(format!("{left} bytes are missing"))),
+        }))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.size_hint().exact() == Some(0)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(match self {
+            Self::Pieces(pieces) => pieces.iter().map(|piece| piece.len() as u64).sum(),
+            Self::Stream { left, .. } => *left,
+        })
+    }
+}
+
+/// An answer's head, and its body.
+pub struct Response {
+    pub status: u16,
+    pub headers: HeaderMap,
+    pub body: Body,
+}
+
+impl Response {
+    /// A header's text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+
+    /// `Content-Length`.
+    pub fn content_length(&self) -> Option<u64> {
+        self.header("content-length")?.parse().ok()
+    }
+}
+
+/// An answer's body. When it has been read to its end the connection is used again; dropped before, it is closed.
+pub struct Body {
+    incoming: Incoming,
+    connection: Option<(Pool, Connection)>,
+}
+
+impl Body {
+    /// The next bytes; `None` at the end. A body that ends too early is an error.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, HttpError> {
+        loop {
+            let frame = match self.incoming.is_end_stream() {
+                true => None,
+                false => poll_fn(|context| Pin::new(&mut self.incoming).poll_frame(context)).await,
+            };
+            match frame {
+                None => {
+                    if let Some((pool, connection)) = self.connection.take() {
+                        pool.keep(connection);
+                    }
+                    return Ok(None);
+                }
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) if !data.is_empty() => return Ok(Some(data)),
+                    Ok(_) | Err(_) => {}
+                },
+                Some(Err(error)) => {
+                    let pool = self.connection.take().map(|(pool, _)| pool);
+                    let authority = pool.map_or_else(String::new, |pool| pool.0.target.authority());
+                    return Err(HttpError::Broken { authority, detail: describe(&error) });
+                }
+            }
+        }
+    }
+}
+
+/// Connections to one server. Clones share them.
+#[derive(Clone)]
+pub struct Pool(Rc<Inner>);
+
+struct Inner {
+    target: Target,
+    tls: Option<Tls>,
+    times: PoolTimes,
+    /// In the order in which they became idle.
+    idle: Local<VecDeque<Connection>>,
+    addresses: Local<Addresses>,
+    sweeping: Local<bool>,
+}
+
+/// How long connections live.
+#[derive(Debug, Clone, Copy)]
+pub struct PoolTimes {
+    /// An older one is not used again, so that a change of addresses is seen; `None` for no such limit.
+    pub recycle: Option<Duration>,
+    /// Idle ones that are kept.
+    pub idle_max: usize,
+}
+
+#[derive(Default)]
+struct Addresses {
+    found: Vec<std::net::SocketAddr>,
+    until: Option<Instant>,
+    /// Which one is next.
+    next: usize,
+}
+
+struct Connection {
+    sender: SendRequest<OutBody>,
+    born: Instant,
+    idle_since: Instant,
+}
+
+impl Pool {
+    pub fn new(target: Target, tls: Option<Tls>, times: PoolTimes) -> Self {
+        assert_eq!(target.tls, tls.is_some(), "a TLS target needs TLS");
+        Self(Rc::new(Inner {
+            target,
+            tls,
+            times,
+            idle: Local::new(VecDeque::new()),
+            addresses: Local::new(Addresses::default()),
+            sweeping: Local::new(false),
+        }))
+    }
+
+    pub fn target(&self) -> &Target {
+        &self.0.target
+    }
+
+    /// Sends a request and waits for the head of the answer. `request` is called again when a kept connection turns out
+    /// to be dead, which is no failure of the server: it may close an idle connection at any time.
+    pub async fn send(&self, mut request: impl FnMut() -> Request<OutBody>) -> Result<Response, HttpError> {
+        while let Some(mut connection) = self.take_idle() {
+            if connection.sender.ready().await.is_err() {
+                continue;
+            }
+            match connection.sender.send_request(request()).await {
+                Ok(response) => return Ok(self.response(response, connection)),
+                // Nothing of an answer has come.
+                Err(error) if is_dead(&error) => break,
+                Err(error) => return Err(self.error(&error)),
+            }
+        }
+        let mut connection = self.connect().await?;
+        match connection.sender.send_request(request()).await {
+            Ok(response) => Ok(self.response(response, connection)),
+            Err(error) => Err(self.error(&error)),
+        }
+    }
+
+    fn response(&self, response: hyper::Response<Incoming>, connection: Connection) -> Response {
+        let (head, incoming) = response.into_parts();
+        let body = Body { incoming, connection: Some((self.clone(), connection)) };
+        Response { status: head.status.as_u16(), headers: head.headers, body }
+    }
+
+    fn error(&self, error: &hyper::Error) -> HttpError {
+        match error.is_user() || find_source::<BodyError>(error) {
+            true => HttpError::OurBody(describe(error)),
+            false => HttpError::Broken { authority: self.0.target.authority(), detail: describe(error) },
+        }
+    }
+
+    async fn connect(&self) -> Result<Connection, HttpError> {
+        let target = &self.0.target;
+        let authority = || target.authority();
+        let address = self.address().await?;
+        let socket = rt::tcp::connect(address).await.map_err(|source| {
+            // The next try looks the name up again.
+            self.0.addresses.with(|addresses| addresses.until = None);
+            HttpError::Connect { authority: authority(), source }
+        })?;
+        let stream = match &self.0.tls {
+            None => Conn::Plain(socket),
+            Some(tls) => {
+                let stream = tls.connect(&target.host, socket).await;
+                Conn::Tls(Box::new(stream.map_err(|source| HttpError::Tls { authority: authority(), source })?))
+            }
+        };
+        let made = http1::Builder::new().max_buf_size(READ_BUFFER_MAX).handshake(stream).await;
+        let (sender, driver) = made.map_err(|error| self.error(&error))?;
+        rt::spawn(async move {
+            // Whoever waits for an answer gets the error as well.
+            let _ = driver.await;
+        });
+        let now = rt::time::now();
+        Ok(Connection { sender, born: now, idle_since: now })
+    }
+
+    /// The addresses are looked up once in a while and used in turn.
+    async fn address(&self) -> Result<std::net::SocketAddr, HttpError> {
+        let now = rt::time::now();
+        let known = self.0.addresses.with(|addresses| addresses.until.is_some_and(|until| now < until));
+        if !known {
+            let target = &self.0.target;
+            let found = rt::resolve::resolve(&target.host, target.port).await;
+            let found = found.map_err(|source| HttpError::Resolve { host: target.host.clone(), source })?;
+            self.0.addresses.with(|addresses| {
+                addresses.found = found;
+                addresses.until = Some(now + Duration::from_millis(BACKEND_ADDRESSES_KEEP_MS));
+            });
+        }
+        Ok(self.0.addresses.with(|addresses| {
+            addresses.next = addresses.next.wrapping_add(1);
+            addresses.found[addresses.next % addresses.found.len()]
+        }))
+    }
+
+    /// The connection that was used last, if it is young enough.
+    fn take_idle(&self) -> Option<Connection> {
+        loop {
+            let connection = self.0.idle.with(VecDeque::pop_back)?;
+            if self.is_fit(&connection) {
+                return Some(connection);
+            }
+        }
+    }
+
+    fn is_fit(&self, connection: &Connection) -> bool {
+        let now = rt::time::now();
+        let young = self.0.times.recycle.is_none_or(|most| now - connection.born < most);
+        young && now - connection.idle_since < IDLE && !connection.sender.is_closed()
+    }
+
+    fn keep(&self, mut connection: Connection) {
+        connection.idle_since = rt::time::now();
+        if !self.is_fit(&connection) {
+            return;
+        }
+        let extra = self.0.idle.with(|idle| {
+            idle.push_back(connection);
+            if idle.len() > self.0.times.idle_max { idle.pop_front() } else { None }
+        });
+        drop(extra);
+        if !self.0.sweeping.with(|sweeping| std::mem::replace(sweeping, true)) {
+            rt::spawn(sweep(self.clone()));
+        }
+    }
+}
+
+const IDLE: Duration = Duration::from_millis(BACKEND_IDLE_MS);
+/// What hyper reads at a time at most, in bytes.
+const READ_BUFFER_MAX: usize = 256 << 10;
+
+/// Closes connections whose idle time is over, as long as there are any.
+async fn sweep(pool: Pool) {
+    while let Some(oldest) = pool.0.idle.with(|idle| idle.front().map(|connection| connection.idle_since)) {
+        rt::time::deadline(oldest + IDLE).await;
+        let now = rt::time::now();
+        let overdue: Vec<_> = pool.0.idle.with(|idle| {
+            let count = idle.iter().take_while(|connection| now - connection.idle_since >= IDLE).count();
+            idle.drain(..count).collect()
+        });
+        drop(overdue);
+    }
+    pool.0.sweeping.with(|sweeping| *sweeping = false);
+}
+
+/// Whether a kept connection was closed by its server before the request reached it.
+fn is_dead(error: &hyper::Error) -> bool {
+    !error.is_user() && !error.is_parse() && !find_source::<BodyError>(error)
+}
+
+fn find_source<E: std::error::Error + 'static>(error: &hyper::Error) -> bool {
+    std::iter::successors(std::error::Error::source(error), |error| error.source()).any(|error| error.is::<E>())
+}
+
+/// The error with its causes.
+fn describe(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let texts: Vec<String> = causes.map(ToString::to_string).collect();
+    texts.join(": ")
+}
+
+/// A connection's bytes, as hyper wants them.
+enum Conn {
+    Plain(TcpConn),
+    Tls(Box<TlsConn>),
+}
+
+impl hyper::rt::Read for Conn {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        mut cursor: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut buf = ReadBuf::new(cursor.initialize_unfilled());
+        let read = match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(context, &mut buf),
+            Self::Tls(stream) => Pin::new(stream).poll_read(context, &mut buf),
+        };
+        let filled = buf.filled().len();
+        // SAFETY: `filled` bytes of the cursor were initialized by `initialize_unfilled`, as were all others.
+        unsafe { cursor.advance(filled) };
+        read
+    }
+}
+
+impl hyper::rt::Write for Conn {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(context, data),
+            Self::Tls(stream) => Pin::new(stream).poll_write(context, data),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(context, data),
+            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(context, data),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(stream) => stream.is_write_vectored(),
+            Self::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}

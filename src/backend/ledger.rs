@@ -1,0 +1,248 @@
+//! The ledger of one backend's unfinished uploads on disk. What is noted reaches the file within a fraction of a
+//! millisecond, so it survives the end of the process; about once a second it is synced, so most survives a power cut.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::limits::{BACKEND_LEDGER_STRUCK_MIN, BACKEND_LEDGER_SYNC_MS};
+use crate::pure::ledger::{ENTRY_LEN, Entry, replay};
+use crate::pure::upload_queue::Upload;
+use crate::rt;
+use crate::rt::local::{Event, Local};
+
+/// A ledger, open for notes. Clones share it.
+#[derive(Clone)]
+pub struct Ledger(Rc<Inner>);
+
+struct Inner {
+    path: PathBuf,
+    state: Local<State>,
+    changed: Event,
+    flushed: Event,
+}
+
+#[derive(Default)]
+struct State {
+    /// Not written yet.
+    pending: Vec<u8>,
+    /// Entries in the file, or on their way there.
+    entries: usize,
+    /// The writer has taken what was pending and is not done.
+    writing: bool,
+    stopping: bool,
+}
+
+/// The ledger of a backend, below the cache directory. The name is made safe for a file, and unique by its hash.
+pub fn path(dir: &Path, backend: &str) -> PathBuf {
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "-.".contains(c) { c } else { '_' };
+    let name: String = backend.chars().take(64).map(safe).collect();
+    let hash = crate::pure::sigv4::sha256(backend.as_bytes()).to_hex();
+    dir.join("uploads").join(format!("{name}-{}.v1", &hash[..8]))
+}
+
+impl Ledger {
+    /// Opens the ledger, and says what is unfinished. Rewrites the file: a torn last entry goes.
+    pub async fn open(path: PathBuf) -> io::Result<(Self, Vec<Upload>)> {
+        let at = path.clone();
+        let opened = rt::blocking(move || -> io::Result<_> {
+            if let Some(parent) = at.parent() {
+                std::fs::create_dir_all(parent)?;
+            }
+            let content = match std::fs::read(&at) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+                read => read?,
+            };
+            let (unfinished, damaged) = replay(&content);
+            let file = rewrite(&at, unfinished.iter().copied())?;
+            Ok((file, unfinished, damaged))
+        });
+        let (file, unfinished, damaged) = opened.await.map_err(io::Error::other)??;
+        if damaged > 0 {
+            tracing::warn!(path = %path.display(), damaged, "entries of the ledger of uploads could not be read");
+        }
+        let state = State { entries: unfinished.len(), ..State::default() };
+        let ledger = Self(Rc::new(Inner {
+            path,
+            state: Local::new(state),
+            changed: Event::default(),
+            flushed: Event::default(),
+        }));
+        rt::spawn(ledger.clone().write(file));
+        Ok((ledger, unfinished))
+    }
+
+    /// Notes an upload.
+    pub fn note(&self, upload: Upload) {
+        self.append(Entry::Noted(upload));
+    }
+
+    /// Strikes an upload out.
+    pub fn strike(&self, upload: Upload) {
+        self.append(Entry::Struck(upload));
+    }
+
+    fn append(&self, entry: Entry) {
+        self.0.state.with(|state| {
+            state.pending.extend_from_slice(&entry.encode());
+            state.entries += 1;
+        });
+        self.0.changed.notify();
+    }
+
+    /// Whether most of the file is struck out, when so many uploads are unfinished.
+    pub fn is_worn(&self, unfinished: usize) -> bool {
+        self.0.state.with(|state| state.entries > 2 * unfinished + BACKEND_LEDGER_STRUCK_MIN)
+    }
+
+    /// Writes the file anew with what is unfinished: the caller changes nothing meanwhile but through `note` and `strike`.
+    pub fn renew(&self, unfinished: Vec<Upload>) {
+        self.0.state.with(|state| {
+            state.entries = unfinished.len();
+            // Whatever was pending is contained.
+            state.pending.clear();
+            state.pending.extend_from_slice(&RENEW);
+            unfinished.iter().for_each(|upload| state.pending.extend_from_slice(&Entry::Noted(*upload).encode()));
+        });
+        self.0.changed.notify();
+    }
+
+    /// Waits until all is written, and ends the writer.
+    pub async fn close(&self) {
+        self.0.state.with(|state| state.stopping = true);
+        self.0.changed.notify();
+        loop {
+            let flushed = self.0.flushed.wait();
+            if self.0.state.with(|state| state.pending.is_empty() && !state.writing) {
+                return;
+            }
+            flushed.await;
+        }
+    }
+
+    async fn write(self, mut file: File) {
+        let mut synced = rt::time::now();
+        let mut dirty = false;
+        loop {
+            let changed = self.0.changed.wait();
+            let (pending, stopping) = self.0.state.with(|state| {
+                state.writing = !state.pending.is_empty();
+                (std::mem::take(&mut state.pending), state.stopping)
+            });
+            let sync = dirty && (stopping || synced.elapsed() >= SYNC);
+            if pending.is_empty() && !sync {
+                self.0.flushed.notify();
+                if stopping {
+                    return;
+                }
+                let wait = if dirty { SYNC.saturating_sub(synced.elapsed()) } else { Duration::MAX };
+                let _ = rt::time::timeout(wait, changed).await;
+                continue;
+            }
+            let path = self.0.path.clone();
+            let written = rt::blocking(move || store(file, &path, &pending, sync)).await;
+            self.0.state.with(|state| state.writing = false);
+            match written {
+                Ok(Ok(same)) => file = same,
+                Ok(Err(error)) => {
+                    tracing::error!(
+                        path = %self.0.path.display(),
+                        "cannot write the ledger of uploads: {error}. What is unfinished now does not survive a restart"
+                    );
+                    self.0.state.with(|state| state.pending.clear());
+                    return self.0.flushed.notify();
+                }
+                Err(error) => unreachable!("writing does not panic: {error}"),
+            }
+            dirty = !sync;
+            if sync {
+                synced = rt::time::now();
+            }
+        }
+    }
+}
+
+const SYNC: Duration = Duration::from_millis(BACKEND_LEDGER_SYNC_MS);
+/// In front of pending entries: what follows is the whole file. Longer than no entry, and starts like none.
+const RENEW: [u8; ENTRY_LEN] = [0xff; ENTRY_LEN];
+
+fn store(mut file: File, path: &Path, pending: &[u8], sync: bool) -> io::Result<File> {
+    match pending.strip_prefix(&RENEW) {
+        None => file.write_all(pending)?,
+        Some(whole) => {
+            file = replace(path, whole)?;
+            return Ok(file);
+        }
+    }
+    if sync {
+        file.sync_data()?;
+    }
+    Ok(file)
+}
+
+fn rewrite(path: &Path, unfinished: impl Iterator<Item = Upload>) -> io::Result<File> {
+    let whole: Vec<u8> = unfinished.flat_map(|upload| Entry::Noted(upload).encode()).collect();
+    replace(path, &whole)
+}
+
+/// Puts a file of this content in the place of the old one, or of none.
+fn replace(path: &Path, whole: &[u8]) -> io::Result<File> {
+    let new = path.with_extension("new");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&new)?;
+    file.write_all(whole)?;
+    file.sync_data()?;
+    std::fs::rename(&new, path)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pure::digest::{Digest, Hash};
+    use crate::pure::upload_queue::ObjectKind;
+    use crate::rt::cores::block_on;
+
+    fn upload(number: u8) -> Upload {
+        Upload { kind: ObjectKind::Cas, digest: Digest { hash: Hash([number; 32]), size: 1 } }
+    }
+
+    /// Goal: what is noted and not struck out is there when the file is opened again, also after it was written anew.
+    /// Method: some rounds of notes on a real file, opened again after each.
+    #[test]
+    fn survives_reopening() {
+        block_on(async {
+            let dir = tempfile::tempdir().expect("a directory");
+            let path = path(dir.path(), "https://host:1/a b");
+            for round in 0..4u8 {
+                let (ledger, unfinished) = Ledger::open(path.clone()).await.expect("it opens");
+                assert_eq!(unfinished, (0..round).map(|number| upload(2 * number)).collect::<Vec<_>>());
+                ledger.note(upload(2 * round));
+                ledger.note(upload(2 * round + 1));
+                if round == 2 {
+                    ledger.renew((0..=round).map(|number| upload(2 * number)).chain([upload(5)]).collect());
+                }
+                ledger.strike(upload(2 * round + 1));
+                ledger.close().await;
+            }
+            assert!(path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("https___host_1_a_b-")));
+        });
+    }
+
+    /// Goal: a note reaches the file without a close, as a kill needs. Method: wait for the file to grow, then read it.
+    #[test]
+    fn notes_are_written_at_once() {
+        block_on(async {
+            let dir = tempfile::tempdir().expect("a directory");
+            let path = path(dir.path(), "b");
+            let (ledger, _) = Ledger::open(path.clone()).await.expect("it opens");
+            ledger.note(upload(1));
+            while std::fs::read(&path).map_or(0, |content| content.len()) < ENTRY_LEN {
+                rt::time::sleep(Duration::from_millis(1)).await;
+            }
+            let content = std::fs::read(&path).expect("the file");
+            assert_eq!(replay(&content), (vec![upload(1)], 0));
+        });
+    }
+}

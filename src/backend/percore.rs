@@ -1,0 +1,615 @@
+//! The backends as one core sees them. Reads ask nobody but the backend: the breaker's state and the credentials are
+//! here already.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rustc_hash::FxHashSet;
+
+use super::UploadEnd;
+use super::credentials::Holder;
+use super::mesh::{BackendIndex, MeshPort, Note};
+use super::s3::{Client, Condition, Object, PutOutcome, S3Error, Source};
+use super::settings::Settings;
+use super::tls::{Tls, Trust};
+use crate::limits::{
+    BACKEND_ABSENT_MS, BACKEND_EXISTENCE_LEN, BACKEND_HEADS_MAX, BACKEND_LOG_MS, BACKEND_OUTBOX_MAX,
+    BACKEND_PRESENT_MS, BACKEND_WRONG_MAX,
+};
+use crate::metrics::{Counter, Histogram, Metric, Snapshot};
+use crate::pure::breaker_view::{BreakerView, Health, Ticket};
+use crate::pure::digest::{Digest, Hash};
+use crate::pure::existence::{Existence, ExistenceLimits};
+use crate::pure::upload_queue::{ObjectKind, Upload};
+use crate::rt;
+use crate::rt::channel::Receiver;
+use crate::rt::join::map_bounded;
+use crate::rt::lane::Lane;
+use crate::rt::local::{Event, Local};
+
+/// What this core owns, and where the notes to it come.
+pub struct OwnerPort {
+    pub(super) owned: Vec<BackendIndex>,
+    pub(super) inbox: Receiver<Note>,
+}
+
+/// Does the upload of a record that this core holds.
+pub type Uploader = Rc<dyn Fn(Backend, Upload) -> Pin<Box<dyn Future<Output = UploadEnd>>>>;
+
+/// All backends, on this core. Clones share them.
+#[derive(Clone)]
+pub struct Backends(Rc<Inner>);
+
+struct Inner {
+    settings: Settings,
+    backends: Vec<Backend>,
+    cores: usize,
+    /// By core, this one included.
+    lanes: Rc<[Lane<Note>]>,
+    uploader: RefCell<Option<Uploader>>,
+    uploader_set: Event,
+    stop: Stop,
+}
+
+/// Whether the backends are no longer wanted on this core.
+#[derive(Clone, Default)]
+struct Stop {
+    is_stopped: Rc<Cell<bool>>,
+    stopped: Event,
+}
+
+impl Stop {
+    async fn wait(&self) {
+        loop {
+            let stopped = self.stopped.wait();
+            if self.is_stopped.get() {
+                return;
+            }
+            stopped.await;
+        }
+    }
+}
+
+/// One backend, on this core. Clones share it.
+#[derive(Clone)]
+pub struct Backend(Rc<One>);
+
+struct One {
+    index: BackendIndex,
+    settings: Settings,
+    client: Client,
+    credentials: Holder,
+    view: Local<BreakerView>,
+    /// A report to the breaker is on its way.
+    reporting: Cell<bool>,
+    /// The lane to the owner.
+    lanes: Rc<[Lane<Note>]>,
+    owner: usize,
+    outbox: Local<Outbox>,
+    existence: Local<Existence>,
+    /// Objects that were found wrong: absent as far as we are concerned, and replaced by the next upload.
+    wrong: Local<FxHashSet<Hash>>,
+    epoch: Instant,
+    counts: Counts,
+    stop: Stop,
+    denied_logged: Cell<Option<Instant>>,
+    wrong_logged: Cell<Option<Instant>>,
+}
+
+/// Uploads on their way to the owner's queue.
+#[derive(Default)]
+struct Outbox {
+    waiting: VecDeque<Upload>,
+    /// A task sends them.
+    is_sent: bool,
+}
+
+/// What this core counts of a backend.
+#[derive(Default)]
+struct Counts {
+    hits: Counter,
+    misses: Counter,
+    wrong: Counter,
+    throttles: Counter,
+    short_circuits: Counter,
+    failures: Counter,
+    refused: Counter,
+    read_times: Times,
+    head_times: Times,
+    upload_times: Times,
+}
+
+struct Times(Histogram);
+
+impl Default for Times {
+    fn default() -> Self {
+        Self(Histogram::of_times())
+    }
+}
+
+/// An object on its way, whose end tells the breaker how the backend is.
+pub struct ReadBody {
+    object: Object,
+    backend: Backend,
+    ticket: Ticket,
+    begun: Instant,
+}
+
+impl ReadBody {
+    /// Bytes of the object, where the backend says.
+    pub fn content_length(&self) -> Option<u64> {
+        self.object.content_length()
+    }
+
+    /// The next bytes; `None` at the end. After an error it is of no use.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, S3Error> {
+        let next = self.object.next().await;
+        match &next {
+            Ok(Some(_)) => {}
+            Ok(None) => {
+                self.backend.0.counts.read_times.0.observe_time(self.begun.elapsed());
+                self.backend.report(self.ticket, Health::Good);
+            }
+            Err(error) => self.backend.failed(self.ticket, "read", error),
+        }
+        next
+    }
+}
+
+impl Backend {
+    pub fn name(&self) -> &str {
+        &self.0.settings.backends[self.0.index].name
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    /// The client, for whoever asks the backend outside of the breaker's rules: the probe.
+    pub(super) fn client(&self) -> &Client {
+        &self.0.client
+    }
+
+    pub(super) fn key(&self, kind: ObjectKind, hash: &Hash) -> String {
+        self.0.settings.key(&self.0.settings.backends[self.0.index], kind, hash)
+    }
+
+    /// Asks for an object. `None`: the backend does not have it, or cannot say, which to a client is the same.
+    pub async fn fetch(&self, kind: ObjectKind, hash: &Hash) -> Option<ReadBody> {
+        let one = &*self.0;
+        if kind == ObjectKind::Cas && self.is_wrong(hash) {
+            return None;
+        }
+        let Some(ticket) = one.view.with(|view| view.admit()) else {
+            one.counts.short_circuits.count();
+            return None;
+        };
+        let begun = rt::time::now();
+        let key = self.key(kind, hash);
+        match one.client.get(&key, None, one.settings.read_timeout).await {
+            Ok(Some(object)) => {
+                one.counts.hits.count();
+                Some(ReadBody { object, backend: self.clone(), ticket, begun })
+            }
+            Ok(None) => {
+                one.counts.misses.count();
+                one.counts.read_times.0.observe_time(begun.elapsed());
+                self.report(ticket, Health::Good);
+                if kind == ObjectKind::Cas {
+                    self.learn(*hash, false);
+                }
+                None
+            }
+            Err(error) => {
+                one.counts.misses.count();
+                self.failed(ticket, "read", &error);
+                None
+            }
+        }
+    }
+
+    /// Which of these blobs the backend has, as far as it says within the time allowed; what it does not say counts as
+    /// absent.
+    pub async fn present(&self, digests: &[Digest]) -> Vec<bool> {
+        let now = self.now();
+        let mut present = vec![false; digests.len()];
+        let mut unknown = Vec::new();
+        for (at, digest) in digests.iter().enumerate() {
+            if digest.size > self.0.settings.max_proxy_blob_size || self.is_wrong(&digest.hash) {
+                continue;
+            }
+            match self.0.existence.with(|existence| existence.get(&digest.hash, now)) {
+                Some(known) => present[at] = known,
+                None => unknown.push(at),
+            }
+        }
+        if unknown.is_empty() {
+            return present;
+        }
+        let found = Local::new(present);
+        let asked = map_bounded(unknown, BACKEND_HEADS_MAX, |at| {
+            let found = found.clone();
+            async move {
+                let is_there = self.exists(&digests[at].hash).await;
+                found.with(|found| found[at] = is_there);
+            }
+        });
+        let _ = rt::time::timeout(self.0.settings.existence_timeout, asked).await;
+        found.with(std::mem::take)
+    }
+
+    async fn exists(&self, hash: &Hash) -> bool {
+        let one = &*self.0;
+        let Some(ticket) = one.view.with(|view| view.admit()) else { return false };
+        let begun = rt::time::now();
+        // Why the guard: a check that is given up must not leave the breaker without evidence of a black hole.
+        let pending = PendingHead { backend: self, ticket, begun, done: Cell::new(false) };
+        let answer = one.client.head(&self.key(ObjectKind::Cas, hash), super::s3::HEAD_TIME).await;
+        pending.done.set(true);
+        match answer {
+            Ok(found) => {
+                one.counts.head_times.0.observe_time(begun.elapsed());
+                self.report(ticket, Health::Good);
+                self.learn(*hash, found.is_some());
+                found.is_some()
+            }
+            Err(error) => {
+                self.failed(ticket, "existence check", &error);
+                false
+            }
+        }
+    }
+
+    /// Whether an upload may be tried now.
+    pub fn takes_uploads(&self) -> bool {
+        self.0.view.with(|view| view.admit()).is_some()
+    }
+
+    /// Uploads a record. `source` is only asked for bytes when the backend takes uploads.
+    pub async fn upload(&self, upload: Upload, source: &dyn Source) -> UploadEnd {
+        let one = &*self.0;
+        let Some(ticket) = one.view.with(|view| view.admit()) else { return UploadEnd::BreakerOpen };
+        let hash = upload.digest.hash;
+        // An action's content may change under its key.
+        let replaces = upload.kind == ObjectKind::Action || self.is_wrong(&hash);
+        let condition = if replaces { Condition::Replace } else { Condition::IfAbsent };
+        let begun = rt::time::now();
+        let slow = Duration::from_secs(source.len() / crate::limits::BACKEND_SPEED_FLOOR);
+        let total = one.settings.upload_timeout.min(UPLOAD_TIME_MIN + slow);
+        let key = self.key(upload.kind, &hash);
+        let put = one.client.put(&key, source, condition, total, &|| self.throttled()).await;
+        match put {
+            Ok(outcome) => {
+                one.counts.upload_times.0.observe_time(begun.elapsed());
+                self.report(ticket, Health::Good);
+                if upload.kind == ObjectKind::Cas {
+                    one.wrong.with(|wrong| wrong.remove(&hash));
+                    self.learn(hash, true);
+                }
+                match outcome {
+                    PutOutcome::Created => UploadEnd::Created,
+                    PutOutcome::AlreadyExists => UploadEnd::AlreadyExists,
+                }
+            }
+            Err(error) => {
+                self.failed(ticket, "upload", &error);
+                match error {
+                    S3Error::Throttled { .. } => UploadEnd::Throttled,
+                    S3Error::Timeout { .. } => UploadEnd::Timeout,
+                    S3Error::Denied { .. } => UploadEnd::AccessDenied,
+                    S3Error::Http(_)
+                    | S3Error::Stalled
+                    | S3Error::Server { .. }
+                    | S3Error::Refused { .. }
+                    | S3Error::NoCredentials(_) => UploadEnd::Failed,
+                }
+            }
+        }
+    }
+
+    /// An object's bytes are not what its name says.
+    pub fn found_wrong(&self, kind: ObjectKind, digest: &Digest, detail: &dyn std::fmt::Display) {
+        let one = &*self.0;
+        one.counts.wrong.count();
+        if kind == ObjectKind::Cas {
+            one.existence.with(|existence| existence.forget(&digest.hash));
+            one.wrong.with(|wrong| {
+                if wrong.len() < BACKEND_WRONG_MAX {
+                    wrong.insert(digest.hash);
+                }
+            });
+        }
+        if is_due(&one.wrong_logged) {
+            tracing::error!(
+                backend = self.name(), %digest,
+                "an object in the backend is not what its name says and is ignored: {detail}. The next upload replaces it"
+            );
+        }
+    }
+
+    /// A record was stored here: the backend should have it.
+    pub fn wants(&self, upload: Upload) {
+        let one = &*self.0;
+        if one.settings.num_uploaders == 0 {
+            return;
+        }
+        let (kept, starts) = one.outbox.with(|outbox| {
+            let kept = outbox.waiting.len() < BACKEND_OUTBOX_MAX;
+            if kept {
+                outbox.waiting.push_back(upload);
+            }
+            (kept, kept && !std::mem::replace(&mut outbox.is_sent, true))
+        });
+        if !kept {
+            one.counts.refused.count();
+        }
+        if starts {
+            rt::spawn(self.clone().send_outbox());
+        }
+    }
+
+    async fn send_outbox(self) {
+        while let Some(upload) = self.0.outbox.with(|outbox| outbox.waiting.pop_front()) {
+            self.tell(Note::Upload { backend: self.0.index, upload }).await;
+        }
+        self.0.outbox.with(|outbox| outbox.is_sent = false);
+    }
+
+    /// Resolves when the backends are no longer wanted.
+    pub async fn stopped(&self) {
+        self.0.stop.wait().await;
+    }
+
+    fn is_wrong(&self, hash: &Hash) -> bool {
+        self.0.wrong.with(|wrong| !wrong.is_empty() && wrong.contains(hash))
+    }
+
+    fn learn(&self, hash: Hash, present: bool) {
+        let now = self.now();
+        self.0.existence.with(|existence| existence.learn(hash, present, now));
+    }
+
+    fn now(&self) -> Duration {
+        rt::time::now() - self.0.epoch
+    }
+
+    fn throttled(&self) {
+        self.0.counts.throttles.count();
+        let backend = self.clone();
+        rt::spawn(async move { backend.tell(Note::Throttled { backend: backend.0.index }).await });
+    }
+
+    fn failed(&self, ticket: Ticket, what: &str, error: &S3Error) {
+        self.0.counts.failures.count();
+        match error {
+            S3Error::Denied { .. } | S3Error::NoCredentials(_) => {
+                if is_due(&self.0.denied_logged) {
+                    tracing::error!(backend = self.name(), "{what}: {error}. Check the credentials and their policy");
+                }
+            }
+            error => tracing::debug!(backend = self.name(), "{what}: {error}"),
+        }
+        self.report(ticket, error.health());
+    }
+
+    /// Tells the breaker how a call went, if it wants to know.
+    fn report(&self, ticket: Ticket, health: Health) {
+        self.0.view.with(|view| view.handle_outcome(ticket, health));
+        if self.0.reporting.get() {
+            return;
+        }
+        let Some(evidence) = self.0.view.with(BreakerView::take_report) else { return };
+        self.0.reporting.set(true);
+        let backend = self.clone();
+        rt::spawn(async move {
+            let mut next = Some(evidence);
+            while let Some(evidence) = next {
+                backend.tell(Note::Evidence { backend: backend.0.index, evidence }).await;
+                next = backend.0.view.with(BreakerView::take_report);
+            }
+            backend.0.reporting.set(false);
+        });
+    }
+
+    async fn tell(&self, note: Note) {
+        // A core that has gone away needs to know nothing.
+        let _ = self.0.lanes[self.0.owner].send(note).await;
+    }
+
+    fn count_into(&self, into: &mut Snapshot) {
+        let counts = &self.0.counts;
+        let label = || vec![self.name().to_owned().into()];
+        into.add_labels(Metric::S3CacheHits, label(), &counts.hits);
+        into.add_labels(Metric::S3CacheMisses, label(), &counts.misses);
+        into.add_labels(Metric::S3WrongObjects, label(), &counts.wrong);
+        into.add_labels(Metric::S3Throttles, label(), &counts.throttles);
+        into.add_labels(Metric::S3ShortCircuits, label(), &counts.short_circuits);
+        into.add_labels(Metric::S3Failures, label(), &counts.failures);
+        into.add_labels(Metric::S3OwedRejected, label(), &counts.refused);
+        for (operation, times) in
+            [("get", &counts.read_times), ("head", &counts.head_times), ("put", &counts.upload_times)]
+        {
+            into.add_histogram(Metric::S3RequestTime, vec![self.name().to_owned().into(), operation.into()], &times.0);
+        }
+    }
+}
+
+/// A HEAD that is not answered yet. Given up after a good while without an answer, it is a failure of the backend.
+struct PendingHead<'a> {
+    backend: &'a Backend,
+    ticket: Ticket,
+    begun: Instant,
+    done: Cell<bool>,
+}
+
+impl Drop for PendingHead<'_> {
+    fn drop(&mut self) {
+        let waited_long = self.begun.elapsed() >= self.backend.0.settings.existence_timeout;
+        if !self.done.get() && waited_long {
+            self.backend.report(self.ticket, Health::Bad);
+        }
+    }
+}
+
+/// What an upload of nothing may take.
+const UPLOAD_TIME_MIN: Duration = Duration::from_secs(60);
+
+/// Whether it is time to log again what would else fill the log.
+fn is_due(logged: &Cell<Option<Instant>>) -> bool {
+    let now = rt::time::now();
+    let due = logged.get().is_none_or(|last| now - last >= Duration::from_millis(BACKEND_LOG_MS));
+    if due {
+        logged.set(Some(now));
+    }
+    due
+}
+
+impl Backends {
+    /// The backends, and what `Owner::start` needs. `trust` is there when a backend needs TLS.
+    pub fn new(port: MeshPort, settings: Settings, trust: Option<&Trust>) -> (Self, OwnerPort) {
+        let MeshPort { core, peers, inbox } = port;
+        let cores = peers.len();
+        let lanes: Rc<[Lane<Note>]> = peers.into_iter().map(Lane::new).collect();
+        let epoch = rt::time::now();
+        let stop = Stop::default();
+        let make = |index: BackendIndex| {
+            let one = &settings.backends[index];
+            let owner = index % cores;
+            let ask_lanes = lanes.clone();
+            let credentials = Holder::new(move |generation| {
+                let lanes = ask_lanes.clone();
+                rt::spawn(async move {
+                    let _ = lanes[owner].send(Note::Expired { backend: index, generation }).await;
+                });
+            });
+            let tls = one.target.tls.then(|| Tls::new(trust.expect("there is trust where a backend needs TLS")));
+            Backend(Rc::new(One {
+                index,
+                client: Client::new(one, tls, credentials.clone(), core),
+                credentials,
+                view: Local::new(BreakerView::default()),
+                reporting: Cell::new(false),
+                lanes: lanes.clone(),
+                owner,
+                outbox: Local::new(Outbox::default()),
+                existence: Local::new(Existence::new(EXISTENCE)),
+                wrong: Local::new(FxHashSet::default()),
+                epoch,
+                counts: Counts::default(),
+                stop: stop.clone(),
+                denied_logged: Cell::new(None),
+                wrong_logged: Cell::new(None),
+                settings: settings.clone(),
+            }))
+        };
+        let count = settings.backends.len();
+        let backends = Self(Rc::new(Inner {
+            backends: (0..count).map(make).collect(),
+            settings,
+            cores,
+            lanes,
+            uploader: RefCell::new(None),
+            uploader_set: Event::default(),
+            stop,
+        }));
+        let owned = (0..count).filter(|index| index % cores == core).collect();
+        (backends, OwnerPort { owned, inbox })
+    }
+
+    /// The backend of requests that name none.
+    pub fn default_backend(&self) -> &Backend {
+        &self.0.backends[0]
+    }
+
+    pub fn get(&self, index: BackendIndex) -> &Backend {
+        &self.0.backends[index]
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    pub fn cores(&self) -> usize {
+        self.0.cores
+    }
+
+    /// From now on orders to upload are done by `uploader`; until then they wait.
+    pub fn set_uploader(&self, uploader: Uploader) {
+        *self.0.uploader.borrow_mut() = Some(uploader);
+        self.0.uploader_set.notify();
+    }
+
+    /// `None` when the backends are no longer wanted.
+    async fn uploader(&self) -> Option<Uploader> {
+        loop {
+            let set = self.0.uploader_set.wait();
+            if self.0.stop.is_stopped.get() {
+                return None;
+            }
+            if let Some(uploader) = self.0.uploader.borrow().clone() {
+                return Some(uploader);
+            }
+            rt::time::race(set, self.stopped()).await;
+        }
+    }
+
+    /// Handles no more notes.
+    pub fn stop(&self) {
+        self.0.stop.is_stopped.set(true);
+        self.0.uploader.borrow_mut().take();
+        self.0.stop.stopped.notify();
+    }
+
+    /// Sends a note to a core.
+    pub(super) async fn send(&self, core: usize, note: Note) -> bool {
+        self.0.lanes[core].send(note).await.is_ok()
+    }
+
+    /// Resolves once `stop` was called.
+    pub(super) async fn stopped(&self) {
+        self.0.stop.wait().await;
+    }
+
+    /// Handles a note that is for every core; gives back one that is for an owner.
+    pub(super) fn handle(&self, note: Note) -> Option<Note> {
+        match note {
+            Note::Announce { backend, announcement } => {
+                self.get(backend).0.view.with(|view| view.handle_announcement(announcement));
+                None
+            }
+            Note::Issue { backend, issue } => {
+                self.get(backend).0.credentials.hold(issue);
+                None
+            }
+            Note::Order { backend, upload, reply } => {
+                let (all, backend) = (self.clone(), self.get(backend).clone());
+                rt::spawn(async move {
+                    let _busy = rt::busy();
+                    reply.send(match all.uploader().await {
+                        Some(uploader) => uploader(backend, upload).await,
+                        None => UploadEnd::Failed,
+                    });
+                });
+                None
+            }
+            note @ (Note::Evidence { .. } | Note::Throttled { .. } | Note::Upload { .. } | Note::Expired { .. }) => {
+                Some(note)
+            }
+        }
+    }
+
+    /// Adds what this core counted.
+    pub fn report(&self, into: &mut Snapshot) {
+        self.0.backends.iter().for_each(|backend| backend.count_into(into));
+    }
+}
+
+const EXISTENCE: ExistenceLimits = ExistenceLimits {
+    count: BACKEND_EXISTENCE_LEN,
+    present: Duration::from_millis(BACKEND_PRESENT_MS),
+    absent: Duration::from_millis(BACKEND_ABSENT_MS),
+};

@@ -1,0 +1,614 @@
+//! The S3 client of one core: signs, sends, retries, and says what an answer means. It knows nothing of breakers.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::credentials::Holder;
+use super::http::{Body, HttpError, Method, OutBody, Pool, PoolTimes, Request, Response};
+use super::settings::{BackendSettings, Dialect};
+use super::tls::Tls;
+use crate::limits::{BACKEND_ERROR_BODY_MAX, BACKEND_HEAD_MS, BACKEND_SPEED_FLOOR, WORK_SLICE_LEN};
+use crate::pure::backoff::{Backoff, Reason, Schedule};
+use crate::pure::breaker_view::Health;
+use crate::pure::civil_time::{Civil, parse_http_date};
+use crate::pure::progress::Progress;
+use crate::pure::s3_message::{self, ErrorBody, ListedObject, Operation, Verdict};
+use crate::pure::sigv4::{self, Payload, Signer};
+use crate::rt;
+use crate::rt::local::Local;
+
+/// The longest wait for a connection and the head of an answer, all tries of a read together.
+pub const HEAD_TIME: Duration = Duration::from_millis(BACKEND_HEAD_MS);
+/// Differences of clocks from which a refusal is taken for one that they caused.
+const SKEW_MIN_S: u64 = 5 * 60;
+/// The largest object that one PUT can make, and the parts of a larger one, in bytes.
+///
+/// Source: AWS "Amazon S3 multipart upload limits".
+const PUT_LEN_MAX: u64 = 5 << 30;
+const PART_LEN: u64 = 256 << 20;
+
+/// Why an operation brought nothing. The texts go into logs and name no secret.
+#[derive(Debug, thiserror::Error)]
+pub enum S3Error {
+    #[error("{0}")]
+    Http(#[from] HttpError),
+    #[error("no {what} within {} ms", after.as_millis())]
+    Timeout { what: &'static str, after: Duration },
+    #[error("the body came in at less than {} KiB/s for 10 s", BACKEND_SPEED_FLOOR >> 10)]
+    Stalled,
+    #[error("throttled: status {status} {code}")]
+    Throttled { status: u16, code: String },
+    #[error("status {status} {code}: {message}")]
+    Server { status: u16, code: String, message: String },
+    #[error("access denied: status {status} {code}: {message}")]
+    Denied { status: u16, code: String, message: String },
+    #[error("refused: status {status} {code}: {message}")]
+    Refused { status: u16, code: String, message: String },
+    #[error("there are no credentials: {0}")]
+    NoCredentials(String),
+}
+
+impl S3Error {
+    /// What it says about the backend's health.
+    pub fn health(&self) -> Health {
+        match self {
+            Self::Http(HttpError::OurBody(_)) => Health::Unknown,
+            Self::Http(_) | Self::Timeout { .. } | Self::Stalled | Self::Server { .. } => Health::Bad,
+            Self::Throttled { .. } | Self::Denied { .. } | Self::NoCredentials(_) => Health::Unknown,
+            // It answered, and will so again.
+            Self::Refused { .. } => Health::Good,
+        }
+    }
+}
+
+/// How an operation ended that got an answer.
+enum Answer {
+    Ok(Response),
+    Miss,
+    Exists,
+    Conflict,
+    NotImplemented,
+}
+
+/// How an upload ended well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PutOutcome {
+    Created,
+    AlreadyExists,
+}
+
+/// Whether an upload may replace an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Condition {
+    IfAbsent,
+    Replace,
+}
+
+/// The bytes of an upload, which can be read as often as a retry needs.
+#[allow(clippy::len_without_is_empty)] // Why: no upload is empty.
+pub trait Source {
+    /// Bytes.
+    fn len(&self) -> u64;
+    /// What to sign for all of it, where that is known without reading it.
+    fn payload(&self) -> Option<Payload>;
+    /// `len` bytes from `offset` on.
+    fn open(&self, offset: u64, len: u64) -> OutBody;
+}
+
+/// Bytes that are all here.
+pub struct InMemory {
+    pub data: Bytes,
+    pub payload: Option<Payload>,
+}
+
+impl Source for InMemory {
+    fn len(&self) -> u64 {
+        self.data.len() as u64
+    }
+
+    fn payload(&self) -> Option<Payload> {
+        self.payload
+    }
+
+    fn open(&self, offset: u64, len: u64) -> OutBody {
+        OutBody::Pieces([self.data.slice(offset as usize..(offset + len) as usize)].into())
+    }
+}
+
+/// An object on its way to us.
+pub struct Object {
+    body: Body,
+    /// Bytes of the object, or of the asked part.
+    content_length: Option<u64>,
+    progress: Progress,
+    deadline: rt::time::Deadline,
+    allowed: Duration,
+}
+
+impl Object {
+    /// Bytes, where the backend says.
+    pub fn content_length(&self) -> Option<u64> {
+        self.content_length
+    }
+
+    /// The next bytes; `None` at the end. Too slow a body, and one that takes too long in all, is an error.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, S3Error> {
+        let mut begun = rt::time::now();
+        let mut next = std::pin::pin!(self.body.next());
+        loop {
+            let check = rt::time::sleep(self.progress.next_check());
+            let waited = rt::time::race(next.as_mut(), rt::time::race(check, &mut self.deadline)).await;
+            let now = rt::time::now();
+            let passed = now - std::mem::replace(&mut begun, now);
+            match waited {
+                rt::time::Either::Left(piece) => {
+                    let piece = piece?;
+                    let bytes = piece.as_ref().map_or(0, Bytes::len) as u64;
+                    // A body that has ended was fast enough.
+                    let moves = self.progress.wait_passed(passed, bytes);
+                    return if moves || piece.is_none() { Ok(piece) } else { Err(S3Error::Stalled) };
+                }
+                rt::time::Either::Right(rt::time::Either::Left(())) => {
+                    if !self.progress.wait_passed(passed, 0) {
+                        return Err(S3Error::Stalled);
+                    }
+                }
+                rt::time::Either::Right(rt::time::Either::Right(())) => {
+                    return Err(S3Error::Timeout { what: "end of the body", after: self.allowed });
+                }
+            }
+        }
+    }
+}
+
+/// The client of one backend on this core. Clones share it.
+#[derive(Clone)]
+pub struct Client(Rc<Inner>);
+
+struct Inner {
+    settings: BackendSettings,
+    authority: String,
+    pool: Pool,
+    credentials: Holder,
+    signer: Local<Option<SignerFor>>,
+    region: Local<String>,
+    /// What to add to our clock to have the backend's, in seconds.
+    skew: Cell<i64>,
+    /// Numbers this core's calls, for the jitter.
+    calls: Cell<u64>,
+    /// The backend does not know conditional creation.
+    unconditional: Cell<bool>,
+}
+
+struct SignerFor {
+    generation: u64,
+    signer: Signer,
+}
+
+/// One operation.
+struct Call<'a> {
+    operation: Operation,
+    method: Method,
+    key: &'a str,
+    query: Vec<(&'a str, &'a str)>,
+    headers: Vec<(&'static str, String)>,
+    payload: Payload,
+    schedule: Schedule,
+    /// Told of each throttle at once.
+    on_throttle: &'a dyn Fn(),
+}
+
+impl<'a> Call<'a> {
+    fn new(operation: Operation, method: Method, key: &'a str) -> Self {
+        Self {
+            operation,
+            method,
+            key,
+            query: Vec::new(),
+            headers: Vec::new(),
+            payload: Payload::Empty,
+            schedule: Schedule::Short,
+            on_throttle: &|| (),
+        }
+    }
+}
+
+impl Client {
+    /// `core` seeds the jitter, so that cores differ.
+    pub fn new(settings: &BackendSettings, tls: Option<Tls>, credentials: Holder, core: usize) -> Self {
+        let times = PoolTimes { recycle: settings.conn_recycle, idle_max: settings.idle_conns_max };
+        let region = if settings.region.is_empty() { DEFAULT_REGION } else { &settings.region };
+        Self(Rc::new(Inner {
+            authority: settings.target.authority(),
+            pool: Pool::new(settings.target.clone(), tls, times),
+            credentials,
+            signer: Local::new(None),
+            region: Local::new(region.to_owned()),
+            skew: Cell::new(0),
+            calls: Cell::new((core as u64) << 48),
+            unconditional: Cell::new(false),
+            settings: settings.clone(),
+        }))
+    }
+
+    /// An object, or its first `limit` bytes. `None` when there is none. `total` bounds the read as a whole.
+    pub async fn get(&self, key: &str, limit: Option<u64>, total: Duration) -> Result<Option<Object>, S3Error> {
+        let deadline = rt::time::sleep(total);
+        let mut call = Call::new(Operation::Read, Method::GET, key);
+        if let Some(limit) = limit {
+            call.headers.push(("range", format!("bytes=0-{}", limit.max(1) - 1)));
+        }
+        match within(HEAD_TIME.min(total), "answer", self.call(&call, &OutBody::empty)).await? {
+            Answer::Ok(response) => Ok(Some(Object {
+                content_length: response.content_length(),
+                body: response.body,
+                progress: Progress::new(BACKEND_SPEED_FLOOR),
+                deadline,
+                allowed: total,
+            })),
+            Answer::Miss | Answer::Exists | Answer::Conflict | Answer::NotImplemented => Ok(None),
+        }
+    }
+
+    /// An object's length in bytes, 0 where the backend does not say. `None` when there is none.
+    pub async fn head(&self, key: &str, total: Duration) -> Result<Option<u64>, S3Error> {
+        let call = Call::new(Operation::Read, Method::HEAD, key);
+        match within(HEAD_TIME.min(total), "answer", self.call(&call, &OutBody::empty)).await? {
+            Answer::Ok(mut response) => {
+                let len = response.content_length().unwrap_or(0);
+                response.body.next().await?;
+                Ok(Some(len))
+            }
+            Answer::Miss | Answer::Exists | Answer::Conflict | Answer::NotImplemented => Ok(None),
+        }
+    }
+
+    /// Makes an object. `total` bounds all of it.
+    pub async fn put(
+        &self,
+        key: &str,
+        source: &dyn Source,
+        condition: Condition,
+        total: Duration,
+        on_throttle: &dyn Fn(),
+    ) -> Result<PutOutcome, S3Error> {
+        let large = source.len() > PUT_LEN_MAX && self.0.settings.dialect == Dialect::S3;
+        match large {
+            true => within(total, "end of the upload", self.put_parts(key, source, condition, on_throttle)).await,
+            false => within(total, "end of the upload", self.put_whole(key, source, condition, on_throttle)).await,
+        }
+    }
+
+    async fn put_whole(
+        &self,
+        key: &str,
+        source: &dyn Source,
+        condition: Condition,
+        on_throttle: &dyn Fn(),
+    ) -> Result<PutOutcome, S3Error> {
+        let body = || source.open(0, source.len());
+        let mut call = Call { on_throttle, ..Call::new(Operation::Write, Method::PUT, key) };
+        call.schedule = Schedule::Patient;
+        call.payload = match source.payload() {
+            Some(payload) => payload,
+            None => self.payload_of(body()).await?,
+        };
+        call.headers.push(("content-type", "application/octet-stream".into()));
+        if condition == Condition::IfAbsent && !self.0.unconditional.get() {
+            call.headers.push(self.if_absent());
+        }
+        let mut settled = 0;
+        loop {
+            let mut response = match self.call(&call, &body).await? {
+                Answer::Ok(response) => response,
+                Answer::Exists => return Ok(PutOutcome::AlreadyExists),
+                Answer::NotImplemented if call.headers.len() > 1 => {
+                    tracing::info!(
+                        backend = %self.0.settings.name,
+                        "the backend does not know conditional uploads: objects that are there will be written again"
+                    );
+                    self.0.unconditional.set(true);
+                    call.headers.truncate(1);
+                    continue;
+                }
+                // Somebody else is making the object, or has just made it.
+                Answer::Conflict if settled < CONFLICTS_MAX => {
+                    settled += 1;
+                    if self.head(key, HEAD_TIME).await?.is_some() {
+                        return Ok(PutOutcome::AlreadyExists);
+                    }
+                    continue;
+                }
+                Answer::Miss | Answer::Conflict | Answer::NotImplemented => {
+                    let code = "the backend refuses this kind of upload".to_owned();
+                    return Err(S3Error::Refused { status: 0, code, message: String::new() });
+                }
+            };
+            while response.body.next().await?.is_some() {}
+            return Ok(PutOutcome::Created);
+        }
+    }
+
+    /// Makes an object that is too large for one PUT, in parts.
+    async fn put_parts(
+        &self,
+        key: &str,
+        source: &dyn Source,
+        condition: Condition,
+        on_throttle: &dyn Fn(),
+    ) -> Result<PutOutcome, S3Error> {
+        if condition == Condition::IfAbsent && self.head(key, HEAD_TIME).await?.is_some() {
+            return Ok(PutOutcome::AlreadyExists);
+        }
+        let mut call = Call { on_throttle, ..Call::new(Operation::Write, Method::POST, key) };
+        call.query.push(("uploads", ""));
+        let begun = self.document(&call, &OutBody::empty).await?;
+        let id = s3_message::parse_upload_id(&begun).ok_or_else(|| unexpected("no UploadId in the answer"))?;
+        let put = self.put_all_parts(key, source, &id, on_throttle).await;
+        if put.is_err() {
+            let mut call = Call::new(Operation::Read, Method::DELETE, key);
+            call.query.push(("uploadId", &id));
+            // Why not more: what this leaves behind, the bucket's lifecycle rule removes.
+            let _ = within(HEAD_TIME, "answer", self.call(&call, &OutBody::empty)).await;
+        }
+        put.map(|()| PutOutcome::Created)
+    }
+
+    async fn put_all_parts(
+        &self,
+        key: &str,
+        source: &dyn Source,
+        id: &str,
+        on_throttle: &dyn Fn(),
+    ) -> Result<(), S3Error> {
+        let part_len = PART_LEN.max(source.len().div_ceil(10_000).next_multiple_of(1 << 20));
+        let mut etags = Vec::new();
+        for offset in (0..source.len()).step_by(part_len as usize) {
+            let number = (etags.len() + 1).to_string();
+            let mut call = Call { on_throttle, ..Call::new(Operation::Write, Method::PUT, key) };
+            call.query = vec![("partNumber", &number), ("uploadId", id)];
+            let body = || source.open(offset, part_len.min(source.len() - offset));
+            (call.schedule, call.payload) = (Schedule::Patient, self.payload_of(body()).await?);
+            let Answer::Ok(mut response) = self.call(&call, &body).await? else {
+                return Err(unexpected("a part was refused"));
+            };
+            let etag = response.header("etag").ok_or_else(|| unexpected("a part has no ETag"))?.to_owned();
+            while response.body.next().await?.is_some() {}
+            etags.push(etag);
+        }
+        let document = Bytes::from(s3_message::complete_multipart(&etags));
+        let mut call = Call { on_throttle, ..Call::new(Operation::Write, Method::POST, key) };
+        call.query.push(("uploadId", id));
+        call.payload = Payload::Known(sigv4::sha256(&document));
+        let answer = self.document(&call, &|| OutBody::Pieces([document.clone()].into())).await?;
+        match s3_message::judge_completed(&answer) {
+            Verdict::Ok => Ok(()),
+            _ => {
+                let ErrorBody { code, message, .. } = s3_message::parse_error(&answer);
+                Err(S3Error::Server { status: 200, code, message })
+            }
+        }
+    }
+
+    /// Some of the objects whose keys begin with `prefix`.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<ListedObject>, S3Error> {
+        let mut call = Call::new(Operation::Read, Method::GET, "");
+        call.query = vec![("list-type", "2"), ("max-keys", "1"), ("prefix", prefix)];
+        let document = within(HEAD_TIME, "answer", self.document(&call, &OutBody::empty)).await?;
+        s3_message::parse_listing(&document).ok_or_else(|| unexpected("no listing in the answer"))
+    }
+
+    /// What to sign for a body whose hash nobody knows: nothing over TLS. Without TLS it is read once more, as nothing
+    /// else would notice a changed byte.
+    async fn payload_of(&self, mut body: OutBody) -> Result<Payload, S3Error> {
+        if self.0.settings.target.tls {
+            return Ok(Payload::Unsigned);
+        }
+        let mut hasher = sigv4::Hasher::default();
+        while let Some(piece) = body.next().await? {
+            for slice in piece.chunks(WORK_SLICE_LEN) {
+                hasher.update(slice);
+                rt::time::yield_to_reactor().await;
+            }
+        }
+        Ok(Payload::Known(hasher.finish()))
+    }
+
+    fn if_absent(&self) -> (&'static str, String) {
+        match self.0.settings.dialect {
+            Dialect::S3 => ("if-none-match", "*".into()),
+            Dialect::Google => ("x-goog-if-generation-match", "0".into()),
+        }
+    }
+
+    /// An operation whose answer is a document.
+    async fn document(&self, call: &Call<'_>, body: &dyn Fn() -> OutBody) -> Result<Bytes, S3Error> {
+        match self.call(call, body).await? {
+            Answer::Ok(mut response) => read_document(&mut response.body, DOCUMENT_MAX).await,
+            Answer::Miss => Err(S3Error::Refused { status: 404, code: "NoSuchBucket".into(), message: String::new() }),
+            Answer::Exists | Answer::Conflict | Answer::NotImplemented => {
+                Err(unexpected("the operation is not possible here"))
+            }
+        }
+    }
+
+    /// Sends until there is an answer, as often and as late as the schedule says.
+    async fn call(&self, call: &Call<'_>, body: &dyn Fn() -> OutBody) -> Result<Answer, S3Error> {
+        self.0.calls.set(self.0.calls.get() + 1);
+        let mut backoff = Backoff::new(call.schedule, self.0.calls.get());
+        // Each of these is mended once in a call.
+        let (mut refreshed, mut set_clock, mut moved) = (false, false, false);
+        loop {
+            let (generation, sent) = self.attempt(call, body).await?;
+            let (reason, error) = match sent {
+                Err(error @ HttpError::OurBody(_)) => return Err(error.into()),
+                Err(error) => (Reason::Transient, error.into()),
+                Ok(mut response) => {
+                    let failed = !(200..300).contains(&response.status);
+                    let ErrorBody { code, message, region } = match failed && call.method != Method::HEAD {
+                        true => read_error(&mut response).await,
+                        false => ErrorBody::default(),
+                    };
+                    let status = response.status;
+                    let error = ErrorBody { region: region_of(&response, region), code, message };
+                    let verdict = s3_message::judge(call.operation, status, &error);
+                    let ErrorBody { code, message, .. } = error;
+                    match self.with_clock(verdict, &response) {
+                        Verdict::Ok => return Ok(Answer::Ok(response)),
+                        Verdict::Miss => return Ok(Answer::Miss),
+                        Verdict::Exists => return Ok(Answer::Exists),
+                        Verdict::Conflict => return Ok(Answer::Conflict),
+                        Verdict::NotImplemented if call.operation == Operation::Write => {
+                            return Ok(Answer::NotImplemented);
+                        }
+                        Verdict::Expired if !refreshed => {
+                            refreshed = true;
+                            self.0.credentials.refresh(generation).await;
+                            continue;
+                        }
+                        Verdict::Skewed if !set_clock => {
+                            set_clock = true;
+                            self.learn_clock(&response);
+                            continue;
+                        }
+                        Verdict::Region(region) if !moved => {
+                            moved = true;
+                            tracing::info!(backend = %self.0.settings.name, %region, "the bucket is in another region");
+                            self.0.region.with(|known| *known = region);
+                            continue;
+                        }
+                        Verdict::Throttled => {
+                            (call.on_throttle)();
+                            let asked = response.header("retry-after").and_then(s3_message::parse_retry_after);
+                            (Reason::Throttled { retry_after: asked }, S3Error::Throttled { status, code })
+                        }
+                        Verdict::Transient => (Reason::Transient, S3Error::Server { status, code, message }),
+                        Verdict::Denied | Verdict::Expired | Verdict::Skewed => {
+                            return Err(S3Error::Denied { status, code, message });
+                        }
+                        Verdict::Region(_) | Verdict::NotImplemented | Verdict::Permanent => {
+                            return Err(S3Error::Refused { status, code, message });
+                        }
+                    }
+                }
+            };
+            match backoff.next_wait(reason) {
+                Some(wait) => rt::time::sleep(wait).await,
+                None => return Err(error),
+            }
+        }
+    }
+
+    /// Sends once. Says which credentials were used.
+    async fn attempt(
+        &self,
+        call: &Call<'_>,
+        body: &dyn Fn() -> OutBody,
+    ) -> Result<(u64, Result<Response, HttpError>), S3Error> {
+        let inner = &*self.0;
+        let current = inner.credentials.current().await.map_err(S3Error::NoCredentials)?;
+        let path = match inner.settings.bucket_in_path {
+            true => sigv4::encode_path(&format!("/{}/{}", inner.settings.bucket, call.key)),
+            false => sigv4::encode_path(&format!("/{}", call.key)),
+        };
+        let query = sigv4::encode_query(&call.query);
+        let target = sigv4::Target { method: call.method.as_str(), path: &path, query: &query };
+        let mut signed: Vec<(&str, &str)> = vec![("host", &inner.authority)];
+        signed.extend(call.headers.iter().map(|(name, value)| (*name, value.as_str())));
+        let mut added = Vec::new();
+        if let Some(credentials) = &current.credentials {
+            let now = Civil::from_unix(rt::time::unix_seconds().saturating_add_signed(inner.skew.get()));
+            let region = inner.region.with(|region| region.clone());
+            added = inner.signer.with(|signer| {
+                let fits =
+                    |signer: &SignerFor| signer.generation == current.generation && signer.signer.region() == region;
+                if !signer.as_ref().is_some_and(fits) {
+                    let fresh = Signer::new(credentials.clone(), &region);
+                    *signer = Some(SignerFor { generation: current.generation, signer: fresh });
+                }
+                let signer = signer.as_mut().expect("it was just made where it was missing");
+                signer.signer.sign(target, &signed, call.payload, now)
+            });
+        }
+        let uri = if query.is_empty() { path.clone() } else { format!("{path}?{query}") };
+        let request = || {
+            let mut request = Request::builder().method(call.method.clone()).uri(uri.as_str());
+            let added = added.iter().map(|(name, value)| (*name, value.as_str()));
+            for (name, value) in signed.iter().copied().chain(added) {
+                request = request.header(name, value);
+            }
+            request.body(body()).expect("names and values are of characters that headers may have")
+        };
+        let sent = inner.pool.send(request).await;
+        Ok((current.generation, sent))
+    }
+
+    /// A refusal whose date is far from ours is one for that reason. (The answer to a HEAD has no document.)
+    fn with_clock(&self, verdict: Verdict, response: &Response) -> Verdict {
+        let apart = self.difference(response).map_or(0, |apart| apart.abs_diff(self.0.skew.get()));
+        if verdict == Verdict::Denied && apart >= SKEW_MIN_S { Verdict::Skewed } else { verdict }
+    }
+
+    /// The backend's clock less ours, in seconds.
+    fn difference(&self, response: &Response) -> Option<i64> {
+        let theirs = parse_http_date(response.header("date")?)?;
+        Some(theirs as i64 - rt::time::unix_seconds() as i64)
+    }
+
+    fn learn_clock(&self, response: &Response) {
+        let Some(difference) = self.difference(response) else { return };
+        self.0.skew.set(difference);
+        tracing::warn!(
+            backend = %self.0.settings.name,
+            "this machine's clock is {} s {} the backend's; requests are signed with the backend's time. Check NTP",
+            difference.unsigned_abs(),
+            if difference < 0 { "ahead of" } else { "behind" },
+        );
+    }
+}
+
+/// MinIO's, and the one that AWS takes from clients which do not know better.
+const DEFAULT_REGION: &str = "us-east-1";
+/// The longest document that is read, in bytes: a page of a listing has 1,000 keys of at most 1 KiB.
+const DOCUMENT_MAX: usize = 4 << 20;
+/// Conflicts of one upload that are looked into.
+const CONFLICTS_MAX: u32 = 3;
+
+fn unexpected(what: &str) -> S3Error {
+    S3Error::Server { status: 200, code: what.to_owned(), message: String::new() }
+}
+
+fn region_of(response: &Response, named: String) -> String {
+    match response.header("x-amz-bucket-region") {
+        Some(region) => region.to_owned(),
+        None => named,
+    }
+}
+
+/// The error document of an answer. What cannot be read is none.
+async fn read_error(response: &mut Response) -> ErrorBody {
+    let document = read_document(&mut response.body, BACKEND_ERROR_BODY_MAX).await;
+    document.map_or_else(|_| ErrorBody::default(), |document| s3_message::parse_error(&document))
+}
+
+async fn read_document(body: &mut Body, most: usize) -> Result<Bytes, S3Error> {
+    let mut document = Vec::new();
+    while let Some(piece) = body.next().await? {
+        if document.len() + piece.len() > most {
+            return Err(unexpected("the document is too long"));
+        }
+        document.extend_from_slice(&piece);
+    }
+    Ok(document.into())
+}
+
+async fn within<T>(
+    after: Duration,
+    what: &'static str,
+    work: impl Future<Output = Result<T, S3Error>>,
+) -> Result<T, S3Error> {
+    rt::time::timeout(after, work).await.unwrap_or(Err(S3Error::Timeout { what, after }))
+}

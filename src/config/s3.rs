@@ -1,0 +1,380 @@
+//! The settings of S3 backends: bazel-remote's `--s3.*` flags, and what stands for them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::{ConfigError, StorageMode, duration};
+use crate::backend::http::Target;
+use crate::backend::settings::{BackendSettings, CredentialSource, Dialect, ObjectFormat, RoleSource, Settings};
+use crate::pure::secret::Secret;
+use crate::pure::sigv4::Credentials;
+
+/// Flags of the backend and of the traffic with it.
+#[derive(Args, Debug)]
+pub struct S3Flags {
+    /// The store's address: host[:port], or a URL.
+    #[arg(long = "s3.endpoint", env = "RINGCAS_S3_ENDPOINT")]
+    endpoint: Option<String>,
+    /// The bucket. Giving one turns the backend on.
+    #[arg(long = "s3.bucket", env = "RINGCAS_S3_BUCKET")]
+    bucket: Option<String>,
+    /// Where the bucket's name stands: in the host's name (dns), in the path, or as the store needs it.
+    #[arg(long = "s3.bucket_lookup_type", env = "RINGCAS_S3_BUCKET_LOOKUP_TYPE", default_value = "auto")]
+    bucket_lookup_type: BucketLookup,
+    /// In front of every key.
+    #[arg(long = "s3.prefix", env = "RINGCAS_S3_PREFIX")]
+    prefix: Option<String>,
+    /// How credentials are got. Default: the keys below, else AWS_ACCESS_KEY_ID, else the shared file, else a role.
+    #[arg(long = "s3.auth_method", env = "RINGCAS_S3_AUTH_METHOD")]
+    auth_method: Option<AuthMethod>,
+    /// For access_key.
+    #[arg(long = "s3.access_key_id", env = "RINGCAS_S3_ACCESS_KEY_ID")]
+    access_key_id: Option<String>,
+    /// For access_key. Better in the environment or the configuration file: other users can see flags.
+    #[arg(long = "s3.secret_access_key", env = "RINGCAS_S3_SECRET_ACCESS_KEY", hide_env_values = true)]
+    secret_access_key: Option<String>,
+    /// For access_key with temporary keys.
+    #[arg(long = "s3.session_token", env = "RINGCAS_S3_SESSION_TOKEN", hide_env_values = true)]
+    session_token: Option<String>,
+    /// How requests are signed.
+    #[arg(long = "s3.signature_type", env = "RINGCAS_S3_SIGNATURE_TYPE", default_value = "v4")]
+    signature_type: SignatureType,
+    /// For aws_credentials_file. Default: AWS_SHARED_CREDENTIALS_FILE, else ~/.aws/credentials.
+    #[arg(long = "s3.aws_shared_credentials_file", env = "RINGCAS_S3_AWS_SHARED_CREDENTIALS_FILE")]
+    aws_shared_credentials_file: Option<PathBuf>,
+    /// For aws_credentials_file. Default: AWS_PROFILE, else default.
+    #[arg(long = "s3.aws_profile", env = "RINGCAS_S3_AWS_PROFILE")]
+    aws_profile: Option<String>,
+    /// Speak HTTP, not HTTPS.
+    #[arg(long = "s3.disable_ssl", env = "RINGCAS_S3_DISABLE_SSL", num_args = 0..=1, require_equals = true,
+          default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
+    disable_ssl: bool,
+    /// For iam_role: another address of the instance metadata service.
+    #[arg(long = "s3.iam_role_endpoint", env = "RINGCAS_S3_IAM_ROLE_ENDPOINT")]
+    iam_role_endpoint: Option<String>,
+    /// The bucket's region. Default: AWS_REGION, else us-east-1, until the store names another one.
+    #[arg(long = "s3.region", env = "RINGCAS_S3_REGION")]
+    region: Option<String>,
+    /// Idle connections that are kept, over all cores.
+    #[arg(long = "s3.max_idle_conns", env = "RINGCAS_S3_MAX_IDLE_CONNS", default_value_t = 1024)]
+    max_idle_conns: usize,
+    /// How old a connection may become, so that a change of addresses is seen; below zero for any age.
+    #[arg(
+        long = "s3.conn_recycle_interval",
+        env = "RINGCAS_S3_CONN_RECYCLE_INTERVAL",
+        default_value = "5m",
+        allow_hyphen_values = true
+    )]
+    conn_recycle_interval: String,
+    /// The longest read of an object, its body included.
+    #[arg(long = "s3.read_timeout", env = "RINGCAS_S3_READ_TIMEOUT", default_value = "5m", value_parser = duration)]
+    read_timeout: Duration,
+    /// The longest upload of an object, all its tries included.
+    #[arg(long = "s3.upload_timeout", env = "RINGCAS_S3_UPLOAD_TIMEOUT", default_value = "10m", value_parser = duration)]
+    upload_timeout: Duration,
+    /// How long FindMissingBlobs and the check of action results wait for the store.
+    #[arg(long = "s3.existence_timeout", env = "RINGCAS_S3_EXISTENCE_TIMEOUT", default_value = "2s",
+          value_parser = duration)]
+    existence_timeout: Duration,
+    /// Uploads to the store that wait or run; what does not fit is kept on disk for later. 0 for no uploads.
+    #[arg(
+        long = "max_queued_uploads",
+        env = "RINGCAS_MAX_QUEUED_UPLOADS",
+        default_value_t = 1_000_000,
+        allow_hyphen_values = true
+    )]
+    max_queued_uploads: i64,
+    /// Uploads to the store that run at a time. 0 for no uploads.
+    #[arg(long = "num_uploaders", env = "RINGCAS_NUM_UPLOADERS", default_value_t = 100, allow_hyphen_values = true)]
+    num_uploaders: i64,
+    /// The largest blob that is fetched from the store, in bytes.
+    #[arg(long = "max_proxy_blob_size", env = "RINGCAS_MAX_PROXY_BLOB_SIZE", default_value_t = i64::MAX as u64,
+          value_parser = clap::value_parser!(u64).range(1..=i64::MAX as u64))]
+    max_proxy_blob_size: u64,
+}
+
+/// `--s3.bucket_lookup_type`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BucketLookup {
+    Auto,
+    Dns,
+    Path,
+}
+
+/// `--s3.auth_method`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+#[value(rename_all = "snake_case")]
+pub enum AuthMethod {
+    IamRole,
+    AccessKey,
+    AwsCredentialsFile,
+}
+
+/// `--s3.signature_type`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SignatureType {
+    V4,
+    /// The same here: bodies are not signed in chunks, as their length is known.
+    V4streaming,
+    Anonymous,
+}
+
+/// A setting of a backend that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum S3Error {
+    #[error("--s3.bucket {bucket:?} needs --s3.endpoint: the store's host[:port]")]
+    NoEndpoint { bucket: String },
+    #[error("--s3.endpoint {given:?} is no address of a store. Give host[:port], or a URL without a path")]
+    Endpoint { given: String },
+    #[error("--s3.bucket {given:?} is no name of a bucket: it has lower-case letters, digits, dots, hyphens")]
+    Bucket { given: String },
+    #[error("--s3.auth_method access_key needs --s3.access_key_id and --s3.secret_access_key")]
+    NoKey,
+    #[error("--s3.conn_recycle_interval {given:?}: {problem}")]
+    Recycle { given: String, problem: String },
+    #[error("--{name} {given} is too much; give at most {max}")]
+    TooMuch { name: &'static str, given: i64, max: i64 },
+}
+
+/// Queue entries that `--max_queued_uploads` may ask for: about 100 bytes of memory each.
+const QUEUED_UPLOADS_MAX: i64 = 10_000_000;
+const UPLOADERS_MAX: i64 = 10_000;
+
+impl S3Flags {
+    /// The backends; `None` when there is none. `variable` reads the environment, `cores` share the idle connections.
+    pub fn resolve(
+        self,
+        mode: StorageMode,
+        cores: usize,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Settings>, ConfigError> {
+        let Some(bucket) = self.bucket.clone().filter(|bucket| !bucket.is_empty()) else { return Ok(None) };
+        let (max_queued, uploaders) = self.uploads()?;
+        let backend = self.backend(bucket, cores, variable)?;
+        Ok(Some(Settings {
+            backends: Arc::new([backend]),
+            format: match mode {
+                StorageMode::Zstd => ObjectFormat::Casblob,
+                StorageMode::Uncompressed => ObjectFormat::Raw,
+            },
+            max_proxy_blob_size: self.max_proxy_blob_size,
+            max_queued_uploads: max_queued,
+            num_uploaders: uploaders,
+            read_timeout: self.read_timeout,
+            upload_timeout: self.upload_timeout,
+            existence_timeout: self.existence_timeout,
+        }))
+    }
+
+    /// How many uploads wait and run. Either of them at 0 or below turns uploads off, as in bazel-remote.
+    fn uploads(&self) -> Result<(usize, u32), S3Error> {
+        let bounded =
+            |name, given: i64, max| if given > max { Err(S3Error::TooMuch { name, given, max }) } else { Ok(given) };
+        let queued = bounded("max_queued_uploads", self.max_queued_uploads, QUEUED_UPLOADS_MAX)?;
+        let uploaders = bounded("num_uploaders", self.num_uploaders, UPLOADERS_MAX)?;
+        if queued <= 0 || uploaders <= 0 {
+            return Ok((0, 0));
+        }
+        Ok((queued as usize, uploaders as u32))
+    }
+
+    fn backend(
+        &self,
+        bucket: String,
+        cores: usize,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<BackendSettings, S3Error> {
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+        if !bucket.chars().all(is_name) {
+            return Err(S3Error::Bucket { given: bucket });
+        }
+        let Some(given) = self.endpoint.clone().filter(|endpoint| !endpoint.is_empty()) else {
+            return Err(S3Error::NoEndpoint { bucket });
+        };
+        let mut target = endpoint(&given, self.disable_ssl).ok_or(S3Error::Endpoint { given })?;
+        let bucket_in_path = match self.bucket_lookup_type {
+            BucketLookup::Path => true,
+            BucketLookup::Dns => false,
+            BucketLookup::Auto => !wants_bucket_in_host(&target, &bucket),
+        };
+        let is_google = target.host.ends_with("googleapis.com");
+        if !bucket_in_path {
+            target.host = format!("{bucket}.{}", target.host);
+        }
+        let prefix = self.prefix.as_deref().unwrap_or_default().trim_matches('/');
+        Ok(BackendSettings {
+            name: "default".into(),
+            target,
+            bucket,
+            bucket_in_path,
+            region: self.region.clone().or_else(|| variable("AWS_REGION")).unwrap_or_default(),
+            prefix: if prefix.is_empty() { String::new() } else { format!("{prefix}/") },
+            credentials: self.credentials(&variable)?,
+            dialect: if is_google { Dialect::Google } else { Dialect::S3 },
+            conn_recycle: recycle(&self.conn_recycle_interval)?,
+            idle_conns_max: (self.max_idle_conns / cores).max(1),
+        })
+    }
+
+    fn credentials(&self, variable: &impl Fn(&str) -> Option<String>) -> Result<CredentialSource, S3Error> {
+        if self.signature_type == SignatureType::Anonymous {
+            return Ok(CredentialSource::Anonymous);
+        }
+        let keys = |id: Option<String>, secret: Option<String>, token: Option<String>| {
+            let credentials = Credentials {
+                access_key_id: id.filter(|id| !id.is_empty())?.into(),
+                secret_access_key: Secret::new(secret.filter(|secret| !secret.is_empty())?),
+                session_token: token.filter(|token| !token.is_empty()).map(Secret::new),
+            };
+            Some(CredentialSource::Static(credentials))
+        };
+        let given = || keys(self.access_key_id.clone(), self.secret_access_key.clone(), self.session_token.clone());
+        let named = || {
+            let of = |name: &str| variable(name);
+            keys(of("AWS_ACCESS_KEY_ID"), of("AWS_SECRET_ACCESS_KEY"), of("AWS_SESSION_TOKEN"))
+        };
+        match self.auth_method {
+            Some(AuthMethod::AccessKey) => given().ok_or(S3Error::NoKey),
+            Some(AuthMethod::AwsCredentialsFile) => Ok(self.file(variable)),
+            Some(AuthMethod::IamRole) => Ok(self.role(variable)),
+            None => Ok(given().or_else(named).unwrap_or_else(|| match self.file(variable) {
+                CredentialSource::File { path, profile } if path.exists() => CredentialSource::File { path, profile },
+                _ => self.role(variable),
+            })),
+        }
+    }
+
+    fn file(&self, variable: &impl Fn(&str) -> Option<String>) -> CredentialSource {
+        let in_home = || PathBuf::from(variable("HOME").unwrap_or_default()).join(".aws").join("credentials");
+        let path = self.aws_shared_credentials_file.clone();
+        let path = path.or_else(|| variable("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from));
+        let profile = self.aws_profile.clone().or_else(|| variable("AWS_PROFILE"));
+        CredentialSource::File {
+            path: path.unwrap_or_else(in_home),
+            profile: profile.unwrap_or_else(|| "default".to_owned()),
+        }
+    }
+
+    fn role(&self, variable: &impl Fn(&str) -> Option<String>) -> CredentialSource {
+        CredentialSource::Role(RoleSource {
+            web_identity_token_file: variable("AWS_WEB_IDENTITY_TOKEN_FILE").map(PathBuf::from),
+            role_arn: variable("AWS_ROLE_ARN"),
+            role_session_name: variable("AWS_ROLE_SESSION_NAME"),
+            sts_endpoint: variable("AWS_ENDPOINT_URL_STS"),
+            container_relative_uri: variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
+            container_full_uri: variable("AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+            container_token: variable("AWS_CONTAINER_AUTHORIZATION_TOKEN").map(Secret::new),
+            container_token_file: variable("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").map(PathBuf::from),
+            metadata_endpoint: self.iam_role_endpoint.clone().filter(|endpoint| !endpoint.is_empty()),
+        })
+    }
+}
+
+/// `host[:port]`, or a URL, whose scheme then decides about TLS.
+fn endpoint(given: &str, disable_ssl: bool) -> Option<Target> {
+    if given.contains("://") {
+        let (target, path) = Target::parse(given)?;
+        return (path == "/").then_some(target);
+    }
+    let (host, port) = Target::split_authority(given)?;
+    let tls = !disable_ssl;
+    Some(Target { host, port: port.unwrap_or(if tls { 443 } else { 80 }), tls })
+}
+
+/// Amazon, Google and Aliyun want the bucket in the host's name. A name with dots fits no wildcard certificate.
+///
+/// Source: minio-go, `isVirtualHostStyleRequest`.
+fn wants_bucket_in_host(target: &Target, bucket: &str) -> bool {
+    let known = ["amazonaws.com", "amazonaws.com.cn", "storage.googleapis.com", "aliyuncs.com"];
+    let is_known = known.iter().any(|domain| target.host == *domain || target.host.ends_with(&format!(".{domain}")));
+    is_known && !(target.tls && bucket.contains('.'))
+}
+
+/// 0 is the default of 5 minutes, as in the YAML of those who leave it out.
+fn recycle(given: &str) -> Result<Option<Duration>, S3Error> {
+    if given.starts_with('-') {
+        return Ok(None);
+    }
+    let parsed = duration(given).map_err(|problem| S3Error::Recycle { given: given.to_owned(), problem })?;
+    Ok(Some(if parsed.is_zero() { Duration::from_secs(300) } else { parsed }))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Only {
+        #[command(flatten)]
+        s3: S3Flags,
+    }
+
+    fn resolve(args: &[&str], variables: &[(&str, &str)]) -> Result<Option<Settings>, ConfigError> {
+        let only = Only::try_parse_from([&["x"], args].concat()).expect("flags that exist");
+        let find = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string());
+        only.s3.resolve(StorageMode::Zstd, 4, find)
+    }
+
+    fn backend(args: &[&str], variables: &[(&str, &str)]) -> BackendSettings {
+        let settings = resolve(args, variables).expect("valid flags").expect("a backend");
+        settings.backends[0].clone()
+    }
+
+    /// Goal: no bucket is no backend, half a backend is an error that names the flag. Method: one example each.
+    #[test]
+    fn on_and_off() {
+        assert!(resolve(&[], &[]).is_ok_and(|settings| settings.is_none()));
+        assert!(resolve(&["--s3.endpoint=h"], &[]).is_ok_and(|settings| settings.is_none()));
+        let text = |args: &[&str]| resolve(args, &[]).expect_err("it is incomplete").to_string();
+        assert!(text(&["--s3.bucket=b"]).contains("--s3.endpoint"));
+        assert!(text(&["--s3.bucket=b", "--s3.endpoint=h/x"]).contains("without a path"));
+        assert!(text(&["--s3.bucket=b/c", "--s3.endpoint=h"]).contains("no name of a bucket"));
+        assert!(text(&["--s3.bucket=b", "--s3.endpoint=h", "--s3.auth_method=access_key"]).contains("access_key_id"));
+        let off = resolve(&["--s3.bucket=b", "--s3.endpoint=h", "--num_uploaders=-1"], &[]);
+        assert_eq!(off.expect("valid").map(|settings| settings.num_uploaders), Some(0));
+    }
+
+    /// Goal: addresses become targets as minio-go makes them. Method: one example for each rule.
+    #[test]
+    fn addresses() {
+        let target = |args: &[&str]| {
+            let backend = backend(&[&["--s3.access_key_id=a", "--s3.secret_access_key=s"], args].concat(), &[]);
+            (backend.target.authority(), backend.target.tls, backend.bucket_in_path)
+        };
+        let of = |text: &str, tls, in_path| (text.to_owned(), tls, in_path);
+        let plain = ["--s3.bucket=b", "--s3.endpoint=127.0.0.1:9000", "--s3.disable_ssl"];
+        assert_eq!(target(&plain), of("127.0.0.1:9000", false, true));
+        assert_eq!(target(&["--s3.bucket=b", "--s3.endpoint=http://h:80"]), of("h", false, true));
+        let aws = "--s3.endpoint=s3.eu-west-1.amazonaws.com";
+        assert_eq!(target(&["--s3.bucket=b", aws]), of("b.s3.eu-west-1.amazonaws.com", true, false));
+        assert_eq!(target(&["--s3.bucket=b.c", aws]), of("s3.eu-west-1.amazonaws.com", true, true));
+        assert_eq!(
+            target(&["--s3.bucket=b", "--s3.endpoint=h", "--s3.bucket_lookup_type=dns"]),
+            of("b.h", true, false)
+        );
+        assert_eq!(backend(&["--s3.bucket=b", "--s3.endpoint=h", "--s3.prefix=/a/b/"], &[]).prefix, "a/b/");
+    }
+
+    /// Goal: credentials come from the first place that has some, and none is shown. Method: one example each.
+    #[test]
+    fn credentials() {
+        let base = ["--s3.bucket=b", "--s3.endpoint=h"];
+        let of = |args: &[&str], variables: &[(&str, &str)]| backend(&[&base, args].concat(), variables).credentials;
+        let keys = ["--s3.access_key_id=ID", "--s3.secret_access_key=hush"];
+        assert!(matches!(of(&keys, &[]), CredentialSource::Static(c) if &*c.access_key_id == "ID"));
+        let named = [("AWS_ACCESS_KEY_ID", "E"), ("AWS_SECRET_ACCESS_KEY", "hush"), ("AWS_SESSION_TOKEN", "hush")];
+        assert!(matches!(of(&[], &named), CredentialSource::Static(c) if c.session_token.is_some()));
+        assert!(matches!(of(&["--s3.auth_method=iam_role"], &named), CredentialSource::Role(_)));
+        let file = of(&["--s3.auth_method=aws_credentials_file"], &[("HOME", "/h"), ("AWS_PROFILE", "p")]);
+        assert!(matches!(file, CredentialSource::File { path, profile }
+            if path.ends_with(".aws/credentials") && profile == "p"));
+        assert!(matches!(of(&["--s3.signature_type=anonymous"], &named), CredentialSource::Anonymous));
+        let shown = format!("{:?} {:?}", of(&keys, &[]), of(&[], &named));
+        assert!(!shown.contains("hush"), "{shown}");
+    }
+}

@@ -1,0 +1,515 @@
+//! Reading through: what a shard does not have, its owner asks the backend for, once for all who wait, and hands on while
+//! it fills the cache. Any trouble of a backend is a miss.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rustc_hash::FxHashMap;
+
+use super::blob_disk::BlobDisk;
+use super::codec::{StreamDecoder, wrap_raw};
+use super::session::{Session, decode_error, is_small};
+use super::worker::Worker;
+use crate::backend::Backend;
+use crate::backend::settings::ObjectFormat;
+use crate::limits::{
+    ACTION_RESULT_LEN_MAX, BACKEND_WAITING_MAX, FLIGHT_WINDOW_LEN, FLIGHTS_MAX, FLIGHTS_RUNNING_MAX, FRAME_LEN,
+    READER_WAIT_MS,
+};
+use crate::pure::casblob::Unwrap;
+use crate::pure::digest::Digest;
+use crate::pure::flight::{Next, Phase, Window};
+use crate::pure::upload_queue::{ObjectKind, Upload};
+use crate::rt;
+use crate::rt::channel::{self, Sender};
+use crate::rt::local::{Event, Local, Permits};
+use crate::store::{Accept, ActionEntry, ActionKey, Blob, BlobStream, Encoding, Get, StoreError};
+
+/// The flights of one core.
+pub(super) struct Flights {
+    by_name: Local<FxHashMap<Upload, Rc<Flight>>>,
+    permits: Permits,
+    /// Requests that wait for the backend.
+    waiting: Rc<Cell<usize>>,
+}
+
+impl Default for Flights {
+    fn default() -> Self {
+        let permits = Permits::new(FLIGHTS_RUNNING_MAX);
+        Self { by_name: Local::new(FxHashMap::default()), permits, waiting: Rc::default() }
+    }
+}
+
+/// One of the requests that may wait for the backend.
+struct Waiting(Rc<Cell<usize>>);
+
+impl Flights {
+    fn wait(&self) -> Option<Waiting> {
+        let waiting = self.waiting.get();
+        (waiting < BACKEND_WAITING_MAX).then(|| {
+            self.waiting.set(waiting + 1);
+            Waiting(self.waiting.clone())
+        })
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+/// An object on its way from a backend.
+struct Flight {
+    window: Local<Window>,
+    changed: Event,
+    /// Readers that keep up, and how far the first of them is.
+    readers: Cell<usize>,
+    foremost: Cell<u64>,
+}
+
+impl Flight {
+    fn new() -> Self {
+        Self {
+            window: Local::new(Window::new(FLIGHT_WINDOW_LEN)),
+            changed: Event::default(),
+            readers: Cell::new(0),
+            foremost: Cell::new(0),
+        }
+    }
+
+    fn enter(&self, phase: Phase) {
+        self.window.with(|window| window.enter(phase));
+        self.changed.notify();
+    }
+
+    fn phase(&self) -> Phase {
+        self.window.with(|window| window.phase())
+    }
+
+    /// Waits until the flight is in one of the phases that `is_wanted` names.
+    async fn reached(&self, is_wanted: impl Fn(Phase) -> bool) -> Phase {
+        loop {
+            let changed = self.changed.wait();
+            let phase = self.phase();
+            if is_wanted(phase) {
+                return phase;
+            }
+            changed.await;
+        }
+    }
+
+    /// Hands a piece to the readers. Waits a little for the foremost of those that keep up; not for one that stands.
+    async fn push(&self, piece: Bytes) {
+        let (from, start) = self.window.with(|window| (window.start(), window.start_after(piece.len() as u64)));
+        let patience = rt::time::sleep(Duration::from_millis(READER_WAIT_MS));
+        let caught_up = async {
+            loop {
+                let changed = self.changed.wait();
+                let foremost = self.foremost.get();
+                if self.readers.get() == 0 || foremost >= start || foremost < from {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        let _ = rt::time::race(caught_up, patience).await;
+        self.window.with(|window| window.push(piece));
+        self.changed.notify();
+    }
+}
+
+/// A reader that keeps up, as long as this lives.
+struct Following<'a>(&'a Flight);
+
+impl<'a> Following<'a> {
+    fn new(flight: &'a Flight) -> Self {
+        flight.readers.set(flight.readers.get() + 1);
+        Self(flight)
+    }
+}
+
+impl Drop for Following<'_> {
+    fn drop(&mut self) {
+        self.0.readers.set(self.0.readers.get() - 1);
+        self.0.changed.notify();
+    }
+}
+
+/// How a flight ended, for its log and counters.
+enum Landing {
+    Landed,
+    Missed,
+    /// The backend, or the way from it, broke off.
+    Broken,
+    /// The object is not what its name says.
+    Wrong(String),
+    /// Our own trouble.
+    NotStored(StoreError),
+}
+
+impl<D: BlobDisk> Worker<D> {
+    /// Whether a blob that is not here may be asked for elsewhere.
+    pub(super) fn reads_through(&self, digest: &Digest) -> bool {
+        self.backend().is_some_and(|backend| digest.size <= backend.settings().max_proxy_blob_size)
+    }
+
+    /// A blob that is not here, from the backend. `None` is a miss.
+    pub(super) async fn get_there(&self, get: Get) -> Result<Option<Blob>, StoreError> {
+        if !self.reads_through(&get.digest) {
+            return Ok(None);
+        }
+        let Some(_waiting) = self.flights().wait() else { return Ok(None) };
+        let name = Upload { kind: ObjectKind::Cas, digest: get.digest };
+        let Some(flight) = self.board(name) else { return Ok(None) };
+        let follows = !is_small(&get.digest);
+        let wanted = |phase| match phase {
+            Phase::Asking => false,
+            Phase::Streaming => follows,
+            Phase::Landed | Phase::Missed | Phase::Failed => true,
+        };
+        match flight.reached(wanted).await {
+            Phase::Asking | Phase::Missed | Phase::Failed => Ok(None),
+            Phase::Landed => self.get_here(get).await,
+            Phase::Streaming => self.follow(get, flight),
+        }
+    }
+
+    /// An action that is not here, from the backend. `None` is a miss.
+    pub(super) async fn action_there(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
+        if self.backend().is_none() {
+            return Ok(None);
+        }
+        let Some(_waiting) = self.flights().wait() else { return Ok(None) };
+        let digest = Digest { hash: key.hash, size: key.size.unwrap_or(0) };
+        let Some(flight) = self.board(Upload { kind: ObjectKind::Action, digest }) else { return Ok(None) };
+        let ended = |phase| !matches!(phase, Phase::Asking | Phase::Streaming);
+        match flight.reached(ended).await {
+            Phase::Landed => self.action_here(key).await,
+            Phase::Asking | Phase::Streaming | Phase::Missed | Phase::Failed => Ok(None),
+        }
+    }
+
+    /// Of the blobs that are missing here, those that the backend has are not missing.
+    pub(super) async fn find_there(&self, digests: &[Digest], missing: &mut [bool]) {
+        let Some(backend) = self.backend() else { return };
+        let Some(_waiting) = self.flights().wait() else { return };
+        let places: Vec<usize> = (0..digests.len()).filter(|&at| missing[at]).collect();
+        if places.is_empty() {
+            return;
+        }
+        let asked: Vec<Digest> = places.iter().map(|&at| digests[at]).collect();
+        for (at, present) in places.into_iter().zip(backend.present(&asked).await) {
+            missing[at] = !present;
+        }
+    }
+
+    /// The flight of `name`: the one that is on its way, or a new one. `None` when there are too many.
+    fn board(&self, name: Upload) -> Option<Rc<Flight>> {
+        let flights = self.flights();
+        let (flight, is_new) = flights.by_name.with(|by_name| {
+            if let Some(flight) = by_name.get(&name) {
+                return Some((flight.clone(), false));
+            }
+            let flight = (by_name.len() < FLIGHTS_MAX).then(|| Rc::new(Flight::new()))?;
+            by_name.insert(name, flight.clone());
+            Some((flight, true))
+        })?;
+        if is_new {
+            let (worker, flight) = (self.clone(), flight.clone());
+            let begun = self.gate().spawn(async move {
+                let _busy = rt::busy();
+                worker.fly(name, &flight).await;
+            });
+            if !begun {
+                flights.by_name.with(|by_name| by_name.remove(&name));
+                return None;
+            }
+        }
+        Some(flight)
+    }
+
+    async fn fly(&self, name: Upload, flight: &Rc<Flight>) {
+        let backend = self.backend().expect("only with a backend is there a flight");
+        let permit = self.flights().permits.take().await;
+        let flown = async {
+            match name.kind {
+                ObjectKind::Cas => self.fly_blob(backend, name.digest, flight).await,
+                ObjectKind::Action => self.fly_action(backend, name.digest).await,
+            }
+        };
+        let landing = match rt::time::race(flown, backend.stopped()).await {
+            rt::time::Either::Left(landing) => landing,
+            rt::time::Either::Right(()) => Landing::Broken,
+        };
+        drop(permit);
+        let phase = match landing {
+            Landing::Landed => Phase::Landed,
+            Landing::Missed => Phase::Missed,
+            Landing::Broken => Phase::Failed,
+            Landing::Wrong(detail) => {
+                backend.found_wrong(name.kind, &name.digest, &detail);
+                Phase::Failed
+            }
+            Landing::NotStored(error) => {
+                tracing::debug!(digest = %name.digest, "a blob from the backend could not be stored: {error}");
+                Phase::Failed
+            }
+        };
+        // Why first: who comes from now on finds it in the cache, or asks anew.
+        self.flights().by_name.with(|by_name| by_name.remove(&name));
+        flight.enter(phase);
+    }
+
+    async fn fly_blob(&self, backend: &Backend, digest: Digest, flight: &Flight) -> Landing {
+        let Some(mut body) = backend.fetch(ObjectKind::Cas, &digest.hash).await else { return Landing::Missed };
+        let format = backend.settings().format;
+        if let Some(len) = body.content_length().filter(|&len| format == ObjectFormat::Raw && len != digest.size) {
+            return Landing::Wrong(format!("it has {len} bytes"));
+        }
+        let mut content = Content::new(format);
+        let mut session = Session::new(digest, None);
+        loop {
+            let piece = match body.next().await {
+                Ok(Some(piece)) => piece,
+                Ok(None) => break,
+                Err(_) => return Landing::Broken,
+            };
+            let mut rest = piece;
+            loop {
+                let raw = match content.take(self, digest, &mut rest) {
+                    Ok(raw) => raw,
+                    Err(error @ StoreError::Busy { .. }) => return Landing::NotStored(error),
+                    Err(error) => return Landing::Wrong(error.to_string()),
+                };
+                if content.has_begun() && flight.phase() == Phase::Asking {
+                    flight.enter(Phase::Streaming);
+                }
+                // A decoder that gave as much as it may can hold more, even with no input left.
+                let may_hold_more = raw.len() == FRAME_LEN;
+                if !raw.is_empty() {
+                    flight.push(raw.clone()).await;
+                    if let Err(error) = session.write(self, &[raw]).await {
+                        return landing_of(error);
+                    }
+                }
+                if rest.is_empty() && !may_hold_more {
+                    break;
+                }
+            }
+        }
+        if content.is_cut() {
+            return Landing::Wrong("the object ends within a zstd frame".into());
+        }
+        match session.finish(self).await {
+            Ok(_) => Landing::Landed,
+            Err(error) => landing_of(error),
+        }
+    }
+
+    async fn fly_action(&self, backend: &Backend, digest: Digest) -> Landing {
+        let Some(mut body) = backend.fetch(ObjectKind::Action, &digest.hash).await else { return Landing::Missed };
+        let mut data = Vec::new();
+        loop {
+            match body.next().await {
+                Ok(Some(piece)) => data.extend_from_slice(&piece),
+                Ok(None) => break,
+                Err(_) => return Landing::Broken,
+            }
+            if data.len() > ACTION_RESULT_LEN_MAX {
+                return Landing::Wrong(format!("an ActionResult of more than {ACTION_RESULT_LEN_MAX} bytes"));
+            }
+        }
+        let key = ActionKey { hash: digest.hash, size: Some(digest.size).filter(|&size| size > 0) };
+        match self.action_put_here(key, data.into()).await {
+            Ok(()) => Landing::Landed,
+            Err(error) => Landing::NotStored(error),
+        }
+    }
+
+    /// The stream of one reader of a flight.
+    fn follow(&self, get: Get, flight: Rc<Flight>) -> Result<Option<Blob>, StoreError> {
+        let start = get.offset.min(get.digest.size);
+        let until = start.saturating_add(get.limit.unwrap_or(u64::MAX)).min(get.digest.size);
+        let encoding = match get.accept {
+            Accept::Identity | Accept::Any => Encoding::Identity,
+            Accept::Zstd => Encoding::Zstd,
+        };
+        let (sender, pieces) = channel::bounded(0);
+        let follower = Follower { worker: self.clone(), digest: get.digest, at: start, until, encoding, sender };
+        if !self.gate().spawn(follower.run(flight)) {
+            return Err(StoreError::Stopping);
+        }
+        let len = (encoding == Encoding::Identity).then_some(until - start);
+        Ok(Some(Blob::Stream(BlobStream { encoding, len, pieces })))
+    }
+}
+
+/// One reader of a flight.
+struct Follower<D: BlobDisk> {
+    worker: Worker<D>,
+    digest: Digest,
+    at: u64,
+    until: u64,
+    encoding: Encoding,
+    sender: Sender<Result<Bytes, StoreError>>,
+}
+
+impl<D: BlobDisk> Follower<D> {
+    async fn run(mut self, flight: Rc<Flight>) {
+        let failed = match self.keep_up(&flight).await {
+            Some(Next::Behind) => self.read_on(&flight).await,
+            Some(Next::Failed) => Some(StoreError::Lost { digest: self.digest }),
+            _ => None,
+        };
+        if let Some(error) = failed {
+            let _ = self.sender.send(Err(error)).await;
+        }
+    }
+
+    /// Sends what comes, as long as this reader keeps up. `None` when the reader is gone.
+    async fn keep_up(&mut self, flight: &Flight) -> Option<Next> {
+        let _following = Following::new(flight);
+        flight.foremost.set(flight.foremost.get().max(self.at));
+        loop {
+            let changed = flight.changed.wait();
+            match flight.window.with(|window| window.next(self.at, self.until)) {
+                Next::Piece(piece) => {
+                    self.at += piece.len() as u64;
+                    self.send(piece).await?;
+                    flight.foremost.set(flight.foremost.get().max(self.at));
+                    flight.changed.notify();
+                }
+                Next::Wait => changed.await,
+                ended => return Some(ended),
+            }
+        }
+    }
+
+    /// Goes on from the cache, once the flight has landed.
+    async fn read_on(&mut self, flight: &Flight) -> Option<StoreError> {
+        let ended = |phase| !matches!(phase, Phase::Asking | Phase::Streaming);
+        if flight.reached(ended).await != Phase::Landed {
+            return Some(StoreError::Lost { digest: self.digest });
+        }
+        let limit = Some(self.until - self.at);
+        let rest = Get { digest: self.digest, offset: self.at, limit, accept: Accept::Identity };
+        let mut blob = match self.worker.get_here(rest).await {
+            Ok(Some(blob)) => blob,
+            Ok(None) => return Some(StoreError::Lost { digest: self.digest }),
+            Err(error) => return Some(error),
+        };
+        loop {
+            match blob.next_piece().await {
+                Ok(Some(piece)) => self.send(piece).await?,
+                Ok(None) => return None,
+                Err(error) => return Some(error),
+            }
+        }
+    }
+
+    async fn send(&mut self, raw: Bytes) -> Option<()> {
+        let piece = match self.encoding {
+            Encoding::Identity => raw,
+            Encoding::Zstd => wrap_raw(&raw).into(),
+        };
+        self.sender.send(Ok(piece)).await.ok()
+    }
+}
+
+/// Raw content out of an object's bytes.
+enum Content {
+    /// The object is a casblob whose header is not complete.
+    Header(Unwrap),
+    Raw,
+    Zstd {
+        decoder: Box<StreamDecoder>,
+        scratch: Vec<u8>,
+    },
+}
+
+impl Content {
+    fn new(format: ObjectFormat) -> Self {
+        match format {
+            ObjectFormat::Casblob => Self::Header(Unwrap::default()),
+            ObjectFormat::Raw => Self::Raw,
+        }
+    }
+
+    /// Whether what comes is content.
+    fn has_begun(&self) -> bool {
+        !matches!(self, Self::Header(_))
+    }
+
+    fn is_cut(&self) -> bool {
+        match self {
+            Self::Header(_) => true,
+            Self::Raw => false,
+            Self::Zstd { decoder, .. } => decoder.in_frame(),
+        }
+    }
+
+    /// Takes some of `input` and gives raw bytes, at most a frame's worth; perhaps none.
+    fn take<D: BlobDisk>(
+        &mut self,
+        worker: &Worker<D>,
+        digest: Digest,
+        input: &mut Bytes,
+    ) -> Result<Bytes, StoreError> {
+        match self {
+            Self::Raw => Ok(input.split_to(input.len().min(FRAME_LEN))),
+            Self::Zstd { decoder, scratch } => {
+                scratch.clear();
+                let mut rest = &input[..];
+                decoder.decode(&mut rest, scratch).map_err(|error| decode_error(error, digest))?;
+                let taken = input.len() - rest.len();
+                let _ = input.split_to(taken);
+                // Why a copy: small pieces must not hold a frame's worth of memory each.
+                Ok(Bytes::copy_from_slice(scratch))
+            }
+            Self::Header(unwrap) => {
+                let bad = |detail: String| StoreError::Disk(detail);
+                let taken = unwrap.header_bytes(input).map_err(|error| bad(error.to_string()))?;
+                let _ = input.split_to(taken);
+                let header = unwrap.header().filter(|_| !input.is_empty());
+                if let Some(header) = unwrap.header()
+                    && header.raw_size != digest.size
+                {
+                    return Err(bad(format!("its header says {} bytes", header.raw_size)));
+                }
+                if let Some(header) = header {
+                    *self = match header.encoding {
+                        Encoding::Identity => Self::Raw,
+                        Encoding::Zstd => Self::Zstd {
+                            decoder: Box::new(worker.codecs().stream_decoder()),
+                            scratch: Vec::with_capacity(FRAME_LEN),
+                        },
+                    };
+                }
+                Ok(Bytes::new())
+            }
+        }
+    }
+}
+
+/// What an error of the session says about the object.
+fn landing_of(error: StoreError) -> Landing {
+    match error {
+        StoreError::HashMismatch { .. }
+        | StoreError::TooShort { .. }
+        | StoreError::TooLong { .. }
+        | StoreError::BadZstd { .. } => Landing::Wrong(error.to_string()),
+        StoreError::WriteOffset { .. }
+        | StoreError::TakenOver
+        | StoreError::BlobTooLarge { .. }
+        | StoreError::NoSpace { .. }
+        | StoreError::Busy { .. }
+        | StoreError::Shed { .. }
+        | StoreError::Yielded
+        | StoreError::Lost { .. }
+        | StoreError::Disk(_)
+        | StoreError::Stopping => Landing::NotStored(error),
+    }
+}

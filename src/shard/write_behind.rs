@@ -1,0 +1,278 @@
+//! Writing behind: what was stored here goes to the backend later, by the hand of the core that holds it. An upload names
+//! a record and holds nothing until it runs; then it reads the record as often as a retry needs.
+
+use std::rc::Rc;
+
+use bytes::Bytes;
+use futures_util::stream;
+
+use super::blob_disk::{BlobDisk, FrameReader, Stored};
+use super::codec::{wrap_raw, wrapped_len};
+use super::disk::{Codec, Key, Kind};
+use super::ram::Record;
+use super::worker::Worker;
+use crate::backend::http::{BodyError, OutBody};
+use crate::backend::s3::{InMemory, Source};
+use crate::backend::settings::ObjectFormat;
+use crate::backend::{Backend, UploadEnd, Uploader};
+use crate::limits::{FRAME_LEN, READ_AHEAD_FRAMES};
+use crate::pure::casblob;
+use crate::pure::digest::Digest;
+use crate::pure::sigv4::{self, Payload};
+use crate::pure::upload_queue::{ObjectKind, Upload};
+use crate::rt;
+
+impl<D: BlobDisk> Worker<D> {
+    /// Does the uploads of this core's records.
+    pub fn uploader(&self) -> Uploader {
+        let worker = self.clone();
+        Rc::new(move |backend, upload| {
+            let worker = worker.clone();
+            Box::pin(async move {
+                // Dropped at a stop, so that it holds nothing that the disk waits for.
+                match rt::time::race(worker.upload(&backend, upload), backend.stopped()).await {
+                    rt::time::Either::Left(end) => end,
+                    rt::time::Either::Right(()) => UploadEnd::Failed,
+                }
+            })
+        })
+    }
+
+    /// The backend should have this blob.
+    pub(super) fn wants_blob(&self, digest: Digest) {
+        if let Some(backend) = self.backend() {
+            backend.wants(Upload { kind: ObjectKind::Cas, digest });
+        }
+    }
+
+    /// This is about to be stored, and the backend should then have it.
+    pub(super) fn intend(&self, upload: Upload) -> Intent<'_> {
+        Intent { backend: self.backend(), upload }
+    }
+
+    async fn upload(&self, backend: &Backend, upload: Upload) -> UploadEnd {
+        // Why first: while the backend is not well no disk is read in vain.
+        if !backend.takes_uploads() {
+            return UploadEnd::BreakerOpen;
+        }
+        let kind = match upload.kind {
+            ObjectKind::Cas => Kind::Cas,
+            ObjectKind::Action => Kind::Action,
+        };
+        let key = Key { kind, hash: upload.digest.hash, size: upload.digest.size };
+        self.disk().ready(&key.hash).await;
+        let format = backend.settings().format;
+        match self.disk().read(&key).await {
+            Ok(Some(Stored::Small(record))) => match self.small_object(upload, format, record) {
+                Some(source) => backend.upload(upload, &source).await,
+                None => UploadEnd::Lost,
+            },
+            Ok(Some(Stored::Large(blob))) => match LargeObject::new(self, upload.digest, format, blob) {
+                Some(source) => backend.upload(upload, &source).await,
+                None => UploadEnd::Failed,
+            },
+            Ok(None) | Err(_) => UploadEnd::Lost,
+        }
+    }
+
+    /// The object of a record; `None` when its bytes make no sense.
+    fn small_object(&self, upload: Upload, format: ObjectFormat, record: Record) -> Option<InMemory> {
+        let raw_len = record.raw_len as usize;
+        let raw = |record: &Record| match record.codec {
+            Codec::Raw => Some(record.data.clone()),
+            Codec::Zstd => self.codecs().decode(&record.data, raw_len).ok().map(Bytes::from),
+        };
+        match (upload.kind, format) {
+            (ObjectKind::Action, _) => {
+                let data = raw(&record)?;
+                let payload = Some(Payload::Known(sigv4::sha256(&data)));
+                Some(InMemory { data, payload })
+            }
+            (ObjectKind::Cas, ObjectFormat::Raw) => {
+                let payload = Some(Payload::Known(upload.digest.hash));
+                Some(InMemory { data: raw(&record)?, payload })
+            }
+            (ObjectKind::Cas, ObjectFormat::Casblob) => {
+                let frame = match record.codec {
+                    Codec::Zstd => record.data,
+                    Codec::Raw => wrap_raw(&record.data).into(),
+                };
+                let lens = std::iter::once(frame.len() as u64);
+                let (mut object, _) = casblob::encode(upload.digest.size, FRAME_LEN as u32, lens)?;
+                object.extend_from_slice(&frame);
+                let data = Bytes::from(object);
+                let payload = Some(Payload::Known(sigv4::sha256(&data)));
+                Some(InMemory { data, payload })
+            }
+        }
+    }
+}
+
+/// A record that is being stored. A put whose client goes away may be stored all the same: dropped unsettled, it counts as
+/// stored, and an upload of nothing does no harm.
+pub(super) struct Intent<'a> {
+    backend: Option<&'a Backend>,
+    upload: Upload,
+}
+
+impl Intent<'_> {
+    pub fn settle(mut self, stored: bool) {
+        if !stored {
+            self.backend = None;
+        }
+    }
+}
+
+impl Drop for Intent<'_> {
+    fn drop(&mut self) {
+        if let Some(backend) = self.backend {
+            backend.wants(self.upload);
+        }
+    }
+}
+
+/// The object of a large blob: its frames are read while they are sent.
+struct LargeObject<D: BlobDisk>(Rc<Inner<D>>);
+
+struct Inner<D: BlobDisk> {
+    worker: Worker<D>,
+    digest: Digest,
+    format: ObjectFormat,
+    blob: D::Large,
+    /// Of a casblob; empty else.
+    header: Bytes,
+    len: u64,
+}
+
+impl<D: BlobDisk> LargeObject<D> {
+    /// `None` when the format cannot hold it.
+    fn new(worker: &Worker<D>, digest: Digest, format: ObjectFormat, blob: D::Large) -> Option<Self> {
+        let (header, len) = match format {
+            ObjectFormat::Raw => (Bytes::new(), digest.size),
+            ObjectFormat::Casblob => {
+                let lens = (0..blob.frame_count()).map(|frame| match blob.codec(frame) {
+                    Codec::Zstd => blob.stored_len(frame) as u64,
+                    Codec::Raw => wrapped_len(blob.stored_len(frame)) as u64,
+                });
+                let (header, len) = casblob::encode(digest.size, FRAME_LEN as u32, lens)?;
+                (header.into(), len)
+            }
+        };
+        Some(Self(Rc::new(Inner { worker: worker.clone(), digest, format, blob, header, len })))
+    }
+}
+
+impl<D: BlobDisk> Source for LargeObject<D> {
+    fn len(&self) -> u64 {
+        self.0.len
+    }
+
+    fn payload(&self) -> Option<Payload> {
+        match self.0.format {
+            ObjectFormat::Raw => Some(Payload::Known(self.0.digest.hash)),
+            ObjectFormat::Casblob => None,
+        }
+    }
+
+    fn open(&self, offset: u64, len: u64) -> OutBody {
+        let cursor = Cursor { object: self.0.clone(), skip: offset, left: len, next: None, ready: Vec::new() };
+        let pieces = stream::unfold(cursor, |mut cursor| async move {
+            match cursor.piece().await {
+                Ok(Some(piece)) => Some((Ok(piece), cursor)),
+                Ok(None) => None,
+                Err(error) => Some((Err(error), cursor)),
+            }
+        });
+        OutBody::Stream { pieces: Box::pin(pieces), left: len }
+    }
+}
+
+/// A place in an object that is being sent.
+struct Cursor<D: BlobDisk> {
+    object: Rc<Inner<D>>,
+    /// Bytes still to be passed over.
+    skip: u64,
+    /// Bytes still to be given.
+    left: u64,
+    /// The frame that is read next; `None` for the header.
+    next: Option<usize>,
+    /// Pieces that were read, the last one first.
+    ready: Vec<Bytes>,
+}
+
+impl<D: BlobDisk> Cursor<D> {
+    async fn piece(&mut self) -> Result<Option<Bytes>, BodyError> {
+        while self.left > 0 {
+            let Some(mut piece) = self.ready.pop() else {
+                if !self.read().await? {
+                    return Ok(None);
+                }
+                continue;
+            };
+            let passed = self.skip.min(piece.len() as u64);
+            self.skip -= passed;
+            let _ = piece.split_to(passed as usize);
+            piece.truncate(self.left.min(piece.len() as u64) as usize);
+            if !piece.is_empty() {
+                self.left -= piece.len() as u64;
+                return Ok(Some(piece));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads some more; false at the end. What is to be passed over as a whole is not read.
+    async fn read(&mut self) -> Result<bool, BodyError> {
+        let object = self.object.clone();
+        let Some(mut first) = self.next else {
+            self.ready.push(object.header.clone());
+            self.next = Some(0);
+            return Ok(true);
+        };
+        while first < object.blob.frame_count() && self.skip >= object.frame_len(first) {
+            self.skip -= object.frame_len(first);
+            first += 1;
+        }
+        if first == object.blob.frame_count() {
+            return Ok(false);
+        }
+        let frames = object.blob.read_frames(first, READ_AHEAD_FRAMES).await;
+        let frames = frames.map_err(|error| BodyError(error.to_string()))?;
+        if frames.is_empty() {
+            return Err(BodyError("the blob ends too early".into()));
+        }
+        self.next = Some(first + frames.len());
+        for (number, (codec, stored)) in frames.into_iter().enumerate() {
+            self.ready.push(object.frame(first + number, codec, stored)?);
+        }
+        self.ready.reverse();
+        Ok(true)
+    }
+}
+
+impl<D: BlobDisk> Inner<D> {
+    fn raw_len(&self, frame: usize) -> u64 {
+        (self.digest.size - frame as u64 * FRAME_LEN as u64).min(FRAME_LEN as u64)
+    }
+
+    /// Bytes of a frame in the object.
+    fn frame_len(&self, frame: usize) -> u64 {
+        match (self.format, self.blob.codec(frame)) {
+            (ObjectFormat::Raw, _) => self.raw_len(frame),
+            (ObjectFormat::Casblob, Codec::Zstd) => self.blob.stored_len(frame) as u64,
+            (ObjectFormat::Casblob, Codec::Raw) => wrapped_len(self.blob.stored_len(frame)) as u64,
+        }
+    }
+
+    /// A frame as it stands in the object.
+    fn frame(&self, frame: usize, codec: Codec, stored: Bytes) -> Result<Bytes, BodyError> {
+        Ok(match (self.format, codec) {
+            (ObjectFormat::Raw, Codec::Raw) | (ObjectFormat::Casblob, Codec::Zstd) => stored,
+            (ObjectFormat::Casblob, Codec::Raw) => wrap_raw(&stored).into(),
+            (ObjectFormat::Raw, Codec::Zstd) => {
+                let raw = self.worker.codecs().decode(&stored, self.raw_len(frame) as usize);
+                raw.map_err(|_| BodyError("a frame at rest is not valid zstd".into()))?.into()
+            }
+        })
+    }
+}

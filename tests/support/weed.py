@@ -1,0 +1,93 @@
+"""SeaweedFS as an S3 store on loopback. Ends only the process that it started."""
+
+import json
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+from bucket import Bucket
+from server import scratch
+
+START_S = 60
+KEY, SECRET = "AKWEED", "a-secret/with+signs="
+
+
+def _ports(count: int) -> list[int]:
+    """Ports P for which P + 10000 is free too: weed takes that for its gRPC."""
+    found = []
+    for port in range(20000 + (hash(str(scratch)) % 1000) * 20, 50000):
+        with socket.socket() as one, socket.socket() as two:
+            try:
+                one.bind(("127.0.0.1", port))
+                two.bind(("127.0.0.1", port + 10000))
+            except (OSError, OverflowError):
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("no free ports")
+
+
+class Weed:
+    """One store with one identity."""
+
+    def __init__(self):
+        self.home = scratch("weed")
+        config = self.home / "s3.json"
+        identity = {
+            "name": "test",
+            "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+        config.write_text(json.dumps({"identities": [identity]}))
+        master, volume, filer, s3 = _ports(4)
+        self.address = f"127.0.0.1:{s3}"
+        binary = pathlib.Path(sys.executable).parent / "weed"
+        command = [str(binary), "-logtostderr=true", "server", f"-dir={self.home}", "-ip=127.0.0.1"]
+        command += ["-ip.bind=127.0.0.1", "-master.telemetry=false", f"-master.port={master}"]
+        command += [f"-volume.port={volume}", "-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}"]
+        command += [f"-s3.config={config}", "-master.volumeSizeLimitMB=64", "-volume.max=100"]
+        command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
+        self.log = self.home / "log"
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.home)
+        try:
+            self._await(time.monotonic() + START_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def _await(self, deadline: float) -> None:
+        """Returns when a bucket can be made and written."""
+        trial = self.bucket("trial")
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.log.read_text(errors="replace")[-2000:]
+            try:
+                if trial.request("PUT")[0] in (200, 409) and trial.request("PUT", "x", b"x")[0] == 200:
+                    return
+            except OSError:
+                pass
+            time.sleep(0.1)
+        raise AssertionError(f"weed did not start:\n{self.log.read_text(errors='replace')[-2000:]}")
+
+    def bucket(self, name: str) -> Bucket:
+        return Bucket(self.address, name, KEY, SECRET)
+
+    def flags(self, bucket: str) -> dict:
+        """What the server needs to use a bucket here."""
+        return {
+            "s3.endpoint": self.address,
+            "s3.bucket": bucket,
+            "s3.disable_ssl": "true",
+            "s3.auth_method": "access_key",
+            "s3.access_key_id": KEY,
+            "s3.secret_access_key": SECRET,
+        }
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
+        shutil.rmtree(self.home, ignore_errors=True)
