@@ -312,6 +312,9 @@ pub const BACKEND_LEDGER_SYNC_MS: u64 = 1_000;
 pub const BACKEND_LEDGER_STRUCK_MIN: usize = 10_000;
 /// Uploads of one backend that are owed at most, at about 100 bytes of memory and 56 of disk each.
 pub const BACKEND_OWED_MAX: usize = 1 << 20;
+/// How often the records of owed uploads are marked as used, and of how many of them at most: the oldest.
+pub const BACKEND_OWED_KEEP_MS: u64 = 60_000;
+pub const BACKEND_OWED_KEPT_MAX: usize = 1 << 16;
 /// How often owed uploads are tried again while the backend is well.
 pub const BACKEND_OWED_RETRY_MS: u64 = 15_000;
 /// The breaker of a backend: failures in a row that open it, how long it stays open, how long its probe may take.

@@ -143,7 +143,7 @@ pub async fn run(kit: Kit) {
         backends.as_ref().map(|(all, _)| all.clone()),
     );
     if let Some((all, _)) = &backends {
-        all.set_uploader(worker.uploader());
+        all.set_records(Rc::new(worker.clone()));
     }
     let router = router.start(worker.clone(), map);
     let health = Health::new(true);

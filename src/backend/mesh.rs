@@ -13,6 +13,13 @@ use super::credentials::Issue;
 /// Which backend: its place in the settings.
 pub type BackendIndex = usize;
 
+/// What an operator should know; each is logged once in a while, whatever the number of cores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trouble {
+    Denied,
+    Wrong,
+}
+
 /// A note.
 pub enum Note {
     // To the core that owns the backend.
@@ -34,6 +41,12 @@ pub enum Note {
         backend: BackendIndex,
         generation: u64,
     },
+    /// Something that an operator should know.
+    Trouble {
+        backend: BackendIndex,
+        trouble: Trouble,
+        text: String,
+    },
     // From it.
     Announce {
         backend: BackendIndex,
@@ -42,6 +55,10 @@ pub enum Note {
     Issue {
         backend: BackendIndex,
         issue: Issue,
+    },
+    /// These records of yours are still to be uploaded: keep them.
+    Keep {
+        uploads: Vec<Upload>,
     },
     /// Upload this record of yours.
     Order {

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use super::UploadEnd;
 use super::credentials::Keeper;
 use super::ledger::{self, Ledger};
-use super::mesh::{BackendIndex, Note};
-use super::percore::{Backends, OwnerPort};
+use super::mesh::{BackendIndex, Note, Trouble};
+use super::percore::{Backends, OwnerPort, is_due};
 use super::s3::S3Error;
 use super::tls::Trust;
 use crate::limits::{
-    BACKEND_OWED_MAX, BACKEND_OWED_RETRY_MS, BREAKER_FAILURES, BREAKER_OPEN_MS, BREAKER_PROBE_LEN, BREAKER_PROBE_MS,
+    BACKEND_OWED_KEEP_MS, BACKEND_OWED_KEPT_MAX, BACKEND_OWED_MAX, BACKEND_OWED_RETRY_MS, BREAKER_FAILURES,
+    BREAKER_OPEN_MS, BREAKER_PROBE_LEN, BREAKER_PROBE_MS,
 };
 use crate::metrics::{Counter, Metric, Snapshot};
 use crate::pure::breaker::{Act, Announcement, Breaker, BreakerLimits, Evidence, State};
@@ -54,6 +55,8 @@ struct Inner {
     running: Gate,
     /// No further uploads are started.
     draining: Cell<bool>,
+    denied_logged: Cell<Option<Instant>>,
+    wrong_logged: Cell<Option<Instant>>,
     counts: Counts,
 }
 
@@ -114,6 +117,8 @@ impl Owner {
                 ledger,
                 running: Gate::default(),
                 draining: Cell::new(false),
+                denied_logged: Cell::new(None),
+                wrong_logged: Cell::new(None),
                 counts: Counts::default(),
             }));
             rt::spawn(one.clone().keep_credentials(keeper));
@@ -137,9 +142,10 @@ impl Owner {
             | Note::Throttled { backend }
             | Note::Upload { backend, .. }
             | Note::Expired { backend, .. }
-            | Note::Announce { backend, .. }
-            | Note::Issue { backend, .. }
-            | Note::Order { backend, .. }) = note;
+            | Note::Trouble { backend, .. }) = note
+            else {
+                unreachable!("notes for every core are handled before")
+            };
             let owned = self.0.iter().find(|owned| owned.0.index == backend);
             owned.expect("notes go to the core that owns the backend").handle(note);
         }
@@ -183,7 +189,16 @@ impl Owned {
                     self.0.expired.notify();
                 }
             }
-            Note::Announce { .. } | Note::Issue { .. } | Note::Order { .. } => {
+            Note::Trouble { trouble, text, .. } => {
+                let logged = match trouble {
+                    Trouble::Denied => &self.0.denied_logged,
+                    Trouble::Wrong => &self.0.wrong_logged,
+                };
+                if is_due(logged) {
+                    tracing::error!(backend = self.0.name, "{text}");
+                }
+            }
+            Note::Announce { .. } | Note::Issue { .. } | Note::Order { .. } | Note::Keep { .. } => {
                 unreachable!("notes for every core are handled before")
             }
         }
@@ -394,10 +409,17 @@ impl Owned {
         self.0.queue_changed.notify();
     }
 
-    /// Tries owed uploads again: once in a while, and as soon as the backend is well again.
+    /// Tries owed uploads again: once in a while, and as soon as the backend is well again. Until then their records count
+    /// as used, so that they are not evicted before those that nobody wants.
     async fn retry_owed(self) {
+        let mut kept: Option<Instant> = None;
         loop {
             let changed = self.0.breaker_changed.wait();
+            let now = rt::time::now();
+            if kept.is_none_or(|kept| now - kept >= Duration::from_millis(BACKEND_OWED_KEEP_MS)) {
+                kept = Some(now);
+                self.keep_owed().await;
+            }
             if self.state() == State::Closed && self.0.queue.with(UploadQueue::retry_owed) > 0 {
                 self.0.queue_changed.notify();
             }
@@ -405,6 +427,17 @@ impl Owned {
             if let rt::time::Either::Right(()) = rt::time::race(due, self.0.backends.stopped()).await {
                 return;
             }
+        }
+    }
+
+    async fn keep_owed(&self) {
+        let mut by_core = vec![Vec::new(); self.0.backends.cores()];
+        let owed = self.0.queue.with(|queue| queue.oldest_owed(BACKEND_OWED_KEPT_MAX));
+        for upload in owed {
+            by_core[usize::from(self.0.map.core_of_hash(&upload.digest.hash).0)].push(upload);
+        }
+        for (core, uploads) in by_core.into_iter().enumerate().filter(|(_, uploads)| !uploads.is_empty()) {
+            self.0.backends.send(core, Note::Keep { uploads }).await;
         }
     }
 

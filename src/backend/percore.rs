@@ -12,7 +12,7 @@ use rustc_hash::FxHashSet;
 
 use super::UploadEnd;
 use super::credentials::Holder;
-use super::mesh::{BackendIndex, MeshPort, Note};
+use super::mesh::{BackendIndex, MeshPort, Note, Trouble};
 use super::s3::{Client, Condition, Object, PutOutcome, S3Error, Source};
 use super::settings::Settings;
 use super::tls::{Tls, Trust};
@@ -37,8 +37,13 @@ pub struct OwnerPort {
     pub(super) inbox: Receiver<Note>,
 }
 
-/// Does the upload of a record that this core holds.
-pub type Uploader = Rc<dyn Fn(Backend, Upload) -> Pin<Box<dyn Future<Output = UploadEnd>>>>;
+/// The records of this core, as the backends need them.
+pub trait Records {
+    /// Uploads one.
+    fn upload(&self, backend: Backend, upload: Upload) -> Pin<Box<dyn Future<Output = UploadEnd>>>;
+    /// Keeps these from being evicted, for a while.
+    fn keep(&self, uploads: Vec<Upload>) -> Pin<Box<dyn Future<Output = ()>>>;
+}
 
 /// All backends, on this core. Clones share them.
 #[derive(Clone)]
@@ -50,8 +55,8 @@ struct Inner {
     cores: usize,
     /// By core, this one included.
     lanes: Rc<[Lane<Note>]>,
-    uploader: RefCell<Option<Uploader>>,
-    uploader_set: Event,
+    records: RefCell<Option<Rc<dyn Records>>>,
+    records_set: Event,
     stop: Stop,
 }
 
@@ -96,8 +101,8 @@ struct One {
     epoch: Instant,
     counts: Counts,
     stop: Stop,
-    denied_logged: Cell<Option<Instant>>,
-    wrong_logged: Cell<Option<Instant>>,
+    denied_told: Cell<Option<Instant>>,
+    wrong_told: Cell<Option<Instant>>,
 }
 
 /// Uploads on their way to the owner's queue.
@@ -323,12 +328,11 @@ impl Backend {
                 }
             });
         }
-        if is_due(&one.wrong_logged) {
-            tracing::error!(
-                backend = self.name(), %digest,
-                "an object in the backend is not what its name says and is ignored: {detail}. The next upload replaces it"
-            );
-        }
+        self.tell_trouble(Trouble::Wrong, &one.wrong_told, || {
+            format!(
+                "the object of {digest} is not what its name says and is ignored: {detail}. The next upload replaces it"
+            )
+        });
     }
 
     /// A record was stored here: the backend should have it.
@@ -387,13 +391,21 @@ impl Backend {
         self.0.counts.failures.count();
         match error {
             S3Error::Denied { .. } | S3Error::NoCredentials(_) => {
-                if is_due(&self.0.denied_logged) {
-                    tracing::error!(backend = self.name(), "{what}: {error}. Check the credentials and their policy");
-                }
+                self.tell_trouble(Trouble::Denied, &self.0.denied_told, || {
+                    format!("{what}: {error}. Check the credentials and their policy")
+                });
             }
             error => tracing::debug!(backend = self.name(), "{what}: {error}"),
         }
         self.report(ticket, error.health());
+    }
+
+    /// Tells the owner, who logs, if this core has not done so for a while.
+    fn tell_trouble(&self, trouble: Trouble, told: &Cell<Option<Instant>>, text: impl FnOnce() -> String) {
+        if is_due(told) {
+            let (backend, text) = (self.clone(), text());
+            rt::spawn(async move { backend.tell(Note::Trouble { backend: backend.0.index, trouble, text }).await });
+        }
     }
 
     /// Tells the breaker how a call went, if it wants to know.
@@ -459,7 +471,7 @@ impl Drop for PendingHead<'_> {
 const UPLOAD_TIME_MIN: Duration = Duration::from_secs(60);
 
 /// Whether it is time to log again what would else fill the log.
-fn is_due(logged: &Cell<Option<Instant>>) -> bool {
+pub(super) fn is_due(logged: &Cell<Option<Instant>>) -> bool {
     let now = rt::time::now();
     let due = logged.get().is_none_or(|last| now - last >= Duration::from_millis(BACKEND_LOG_MS));
     if due {
@@ -501,8 +513,8 @@ impl Backends {
                 epoch,
                 counts: Counts::default(),
                 stop: stop.clone(),
-                denied_logged: Cell::new(None),
-                wrong_logged: Cell::new(None),
+                denied_told: Cell::new(None),
+                wrong_told: Cell::new(None),
                 settings: settings.clone(),
             }))
         };
@@ -512,8 +524,8 @@ impl Backends {
             settings,
             cores,
             lanes,
-            uploader: RefCell::new(None),
-            uploader_set: Event::default(),
+            records: RefCell::new(None),
+            records_set: Event::default(),
             stop,
         }));
         let owned = (0..count).filter(|index| index % cores == core).collect();
@@ -537,21 +549,21 @@ impl Backends {
         self.0.cores
     }
 
-    /// From now on orders to upload are done by `uploader`; until then they wait.
-    pub fn set_uploader(&self, uploader: Uploader) {
-        *self.0.uploader.borrow_mut() = Some(uploader);
-        self.0.uploader_set.notify();
+    /// From now on orders to upload find `records`; until then they wait.
+    pub fn set_records(&self, records: Rc<dyn Records>) {
+        *self.0.records.borrow_mut() = Some(records);
+        self.0.records_set.notify();
     }
 
     /// `None` when the backends are no longer wanted.
-    async fn uploader(&self) -> Option<Uploader> {
+    async fn records(&self) -> Option<Rc<dyn Records>> {
         loop {
-            let set = self.0.uploader_set.wait();
+            let set = self.0.records_set.wait();
             if self.0.stop.is_stopped.get() {
                 return None;
             }
-            if let Some(uploader) = self.0.uploader.borrow().clone() {
-                return Some(uploader);
+            if let Some(records) = self.0.records.borrow().clone() {
+                return Some(records);
             }
             rt::time::race(set, self.stopped()).await;
         }
@@ -560,7 +572,7 @@ impl Backends {
     /// Handles no more notes.
     pub fn stop(&self) {
         self.0.stop.is_stopped.set(true);
-        self.0.uploader.borrow_mut().take();
+        self.0.records.borrow_mut().take();
         self.0.stop.stopped.notify();
     }
 
@@ -589,16 +601,27 @@ impl Backends {
                 let (all, backend) = (self.clone(), self.get(backend).clone());
                 rt::spawn(async move {
                     let _busy = rt::busy();
-                    reply.send(match all.uploader().await {
-                        Some(uploader) => uploader(backend, upload).await,
+                    reply.send(match all.records().await {
+                        Some(records) => records.upload(backend, upload).await,
                         None => UploadEnd::Failed,
                     });
                 });
                 None
             }
-            note @ (Note::Evidence { .. } | Note::Throttled { .. } | Note::Upload { .. } | Note::Expired { .. }) => {
-                Some(note)
+            Note::Keep { uploads } => {
+                let all = self.clone();
+                rt::spawn(async move {
+                    if let Some(records) = all.records().await {
+                        records.keep(uploads).await;
+                    }
+                });
+                None
             }
+            note @ (Note::Evidence { .. }
+            | Note::Throttled { .. }
+            | Note::Upload { .. }
+            | Note::Expired { .. }
+            | Note::Trouble { .. }) => Some(note),
         }
     }
 

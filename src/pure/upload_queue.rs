@@ -196,6 +196,11 @@ impl UploadQueue {
         self.owed.len()
     }
 
+    /// Those that are owed longest, at most `most`.
+    pub fn oldest_owed(&self, most: usize) -> Vec<Upload> {
+        self.owed.iter().take(most).copied().collect()
+    }
+
     /// All of them, in no order.
     pub fn all(&self) -> impl Iterator<Item = Upload> + '_ {
         self.places.keys().copied()

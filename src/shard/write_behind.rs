@@ -1,6 +1,7 @@
 //! Writing behind: what was stored here goes to the backend later, by the hand of the core that holds it. An upload names
 //! a record and holds nothing until it runs; then it reads the record as often as a retry needs.
 
+use std::pin::Pin;
 use std::rc::Rc;
 
 use bytes::Bytes;
@@ -14,7 +15,7 @@ use super::worker::Worker;
 use crate::backend::http::{BodyError, OutBody};
 use crate::backend::s3::{InMemory, Source};
 use crate::backend::settings::ObjectFormat;
-use crate::backend::{Backend, UploadEnd, Uploader};
+use crate::backend::{Backend, Records, UploadEnd};
 use crate::limits::{FRAME_LEN, READ_AHEAD_FRAMES};
 use crate::pure::casblob;
 use crate::pure::digest::Digest;
@@ -22,22 +23,31 @@ use crate::pure::sigv4::{self, Payload};
 use crate::pure::upload_queue::{ObjectKind, Upload};
 use crate::rt;
 
-impl<D: BlobDisk> Worker<D> {
-    /// Does the uploads of this core's records.
-    pub fn uploader(&self) -> Uploader {
+impl<D: BlobDisk> Records for Worker<D> {
+    fn upload(&self, backend: Backend, upload: Upload) -> Pin<Box<dyn Future<Output = UploadEnd>>> {
         let worker = self.clone();
-        Rc::new(move |backend, upload| {
-            let worker = worker.clone();
-            Box::pin(async move {
-                // Dropped at a stop, so that it holds nothing that the disk waits for.
-                match rt::time::race(worker.upload(&backend, upload), backend.stopped()).await {
-                    rt::time::Either::Left(end) => end,
-                    rt::time::Either::Right(()) => UploadEnd::Failed,
-                }
-            })
+        Box::pin(async move {
+            // Dropped at a stop, so that it holds nothing that the disk waits for.
+            match rt::time::race(worker.upload(&backend, upload), backend.stopped()).await {
+                rt::time::Either::Left(end) => end,
+                rt::time::Either::Right(()) => UploadEnd::Failed,
+            }
         })
     }
 
+    fn keep(&self, uploads: Vec<Upload>) -> Pin<Box<dyn Future<Output = ()>>> {
+        let worker = self.clone();
+        Box::pin(async move {
+            for upload in uploads {
+                let key = key_of(upload);
+                worker.disk().ready(&key.hash).await;
+                worker.disk().contains(&key);
+            }
+        })
+    }
+}
+
+impl<D: BlobDisk> Worker<D> {
     /// The backend should have this blob.
     pub(super) fn wants_blob(&self, digest: Digest) {
         if let Some(backend) = self.backend() {
@@ -55,11 +65,7 @@ impl<D: BlobDisk> Worker<D> {
         if !backend.takes_uploads() {
             return UploadEnd::BreakerOpen;
         }
-        let kind = match upload.kind {
-            ObjectKind::Cas => Kind::Cas,
-            ObjectKind::Action => Kind::Action,
-        };
-        let key = Key { kind, hash: upload.digest.hash, size: upload.digest.size };
+        let key = key_of(upload);
         self.disk().ready(&key.hash).await;
         let format = backend.settings().format;
         match self.disk().read(&key).await {
@@ -106,6 +112,15 @@ impl<D: BlobDisk> Worker<D> {
             }
         }
     }
+}
+
+/// What the record of an upload is found by.
+fn key_of(upload: Upload) -> Key {
+    let kind = match upload.kind {
+        ObjectKind::Cas => Kind::Cas,
+        ObjectKind::Action => Kind::Action,
+    };
+    Key { kind, hash: upload.digest.hash, size: upload.digest.size }
 }
 
 /// A record that is being stored. A put whose client goes away may be stored all the same: dropped unsettled, it counts as

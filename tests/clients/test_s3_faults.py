@@ -1,0 +1,348 @@
+"""Goal: a store that is sick costs a miss and soon no time, costs nobody else anything, and loses no upload.
+Method: a store of our own with one sickness at a time, in front of it one server; times are bounds that the rules give."""
+
+import concurrent.futures
+import threading
+import time
+
+import pytest
+
+from bucket import action_key, blob_key, casblob, from_casblob
+from content import unique
+from fault_s3 import BlackHole, FaultStore
+from reapi import Client, Code, blob_name, digest, digest_of, fails, message, upload_name
+from test_metrics import scrape
+from wait import until
+
+MIB = 1 << 20
+# What the rules bound, and what a loaded machine adds.
+SLACK_S = 4
+
+
+@pytest.fixture
+def store():
+    made = FaultStore()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def server(store, fresh):
+    return fresh(http_address="127.0.0.1:0", **store.flags())
+
+
+def upload(client: Client, content) -> None:
+    client.write(upload_name(content.hash, content.size), content.chunks())
+
+
+def miss(client: Client, content=None) -> float:
+    """A read that must miss; how long it took."""
+    content = content or unique(1000)
+    begun = time.monotonic()
+    with fails(Code.NOT_FOUND):
+        client.read(blob_name(content.hash, content.size))
+    return time.monotonic() - begun
+
+
+def series(server, name: str, **labels) -> float:
+    text = ",".join(f'{label}="{value}"' for label, value in labels.items())
+    return scrape(server).get(f"bazel_remote_s3_{name}{{{text}}}", 0.0)
+
+
+def state(server) -> float:
+    return series(server, "breaker_state", backend="default")
+
+
+def open_breaker(client: Client, server) -> None:
+    for _ in range(5):
+        miss(client)
+    until(lambda: state(server) == 2, "the breaker opens")
+
+
+def test_one_request_for_many_readers(store, server):
+    """100 clients that read one cold blob make one request to the store, and all get all of it."""
+    content = unique(3 * MIB)
+    store.objects[blob_key(content.hash)] = casblob(content.bytes())
+    go = threading.Event()
+    store.gate = lambda request: go.wait(30) if request.method == "GET" else None
+    with Client(server.address) as client, concurrent.futures.ThreadPoolExecutor(100) as pool:
+        calls = [pool.submit(client.read, blob_name(content.hash, content.size)) for _ in range(100)]
+        until(lambda: store.count("GET", blob_key(content.hash)), "the first request")
+        go.set()
+        assert all(call.result(60) == content.bytes() for call in calls)
+    assert store.count("GET", blob_key(content.hash)) == 1
+
+
+def test_a_slow_reader_holds_up_nobody(store, server):
+    """A client that stops reading in the middle delays no other, and gets the rest later."""
+    content = unique(12 * MIB)
+    store.objects[blob_key(content.hash)] = casblob(content.bytes())
+    name = blob_name(content.hash, content.size)
+    with Client(server.address) as slow, Client(server.address) as quick:
+        stream = slow.read_call(name)
+        received = bytearray(next(stream).data)
+        assert quick.read(name) == content.bytes()
+        for reply in stream:
+            received += reply.data
+        assert received == content.bytes()
+    assert store.count("GET", blob_key(content.hash)) == 1
+
+
+def test_first_bytes_come_while_the_rest_is_under_way(store, server):
+    content = unique(4 * MIB)
+    store.objects[blob_key(content.hash)] = casblob(content.bytes(), compression=0)
+    store.fault, store.trickle = "trickle", 2 * MIB
+    with Client(server.address) as client:
+        stream = client.read_call(blob_name(content.hash, content.size))
+        received = bytearray(next(stream).data)
+        assert len(received) < content.size
+        for reply in stream:
+            received += reply.data
+    assert received == content.bytes()
+
+
+@pytest.mark.parametrize("fault", ["reset", "short", 500, 403, 503, 429])
+def test_a_fault_is_a_miss(store, server, fault):
+    """Whatever the store does, a client sees NOT_FOUND; the store's object is read once it is well."""
+    small, large, action = unique(2000), unique(3 * MIB), digest_of(b"an action")
+    for content in [small, large]:
+        store.objects[blob_key(content.hash)] = casblob(content.bytes())
+    store.objects[action_key(action.hash)] = message("ActionResult")(exit_code=3).SerializeToString()
+    store.fault = fault
+    with Client(server.address) as client:
+        for content in [small, large]:
+            miss(client, content)
+        with fails(Code.NOT_FOUND):
+            client.get_action(action)
+        if fault not in ("reset", "short"):
+            assert client.missing(digest(small))
+        store.heal()
+        for content in [small, large]:
+            assert client.read(blob_name(content.hash, content.size)) == content.bytes()
+        assert client.get_action(action).exit_code == 3
+    assert state(server) == 0
+
+
+def test_three_tries(store, server):
+    store.fault = 500
+    with Client(server.address) as client:
+        content = unique(100)
+        miss(client, content)
+        assert store.count("GET", blob_key(content.hash)) == 3
+        first, second, third = [r.at for r in store.requests if r.method == "GET" and content.hash in r.path]
+        assert second - first >= 0.09 and third - second >= 0.19
+
+
+def test_throttles_and_denials_open_nothing(store, server):
+    with Client(server.address) as client:
+        for fault in [429, 503, 403]:
+            store.fault = fault
+            for _ in range(8):
+                miss(client)
+        assert state(server) == 0
+        assert series(server, "failures_total", backend="default") >= 24
+    assert server.log.count("Check the credentials") == 1
+
+
+def test_the_breaker(store, server):
+    """Five failures open it; then reads miss at once and without a request; one probe closes it when the store is well."""
+    content = unique(5000)
+    store.objects[blob_key(content.hash)] = casblob(content.bytes())
+    store.refuse()
+    with Client(server.address) as client:
+        open_breaker(client, server)
+        opened = time.monotonic()
+        accepted = store.accepted
+        waits = sorted(miss(client) for _ in range(50))
+        assert waits[25] < 0.05, waits
+        assert store.accepted == accepted
+        store.listen()
+        until(lambda: state(server) == 0, "a probe closes it", timeout_s=15 + SLACK_S)
+        assert time.monotonic() - opened > 10
+        probes = store.since(opened, "GET")
+        assert len(probes) == 1 and "range" in probes[0].headers
+        assert client.read(blob_name(content.hash, content.size)) == content.bytes()
+    assert server.log.count("the breaker is open") == 1
+
+
+def test_a_black_hole(fresh):
+    """SYNs that nobody answers: five misses of at most 10 s, and then none that waits."""
+    hole = BlackHole()
+    flags = {"s3.endpoint": hole.address, "s3.bucket": "b", "s3.disable_ssl": "true", "s3.signature_type": "anonymous"}
+    server = fresh(http_address="127.0.0.1:0", **flags)
+    local = unique(1000)
+    try:
+        with Client(server.address) as client, concurrent.futures.ThreadPoolExecutor(5) as pool:
+            upload(client, local)
+            waits = list(pool.map(lambda _: miss(client), range(5)))
+            assert max(waits) < 10 + SLACK_S
+            until(lambda: state(server) == 2, "the breaker opens")
+            assert sorted(miss(client) for _ in range(20))[10] < 0.05
+            assert client.read(blob_name(local.hash, local.size)) == local.bytes()
+    finally:
+        hole.close()
+
+
+def test_a_stalled_body_ends(store, server):
+    """Headers in time and then nothing: the read ends after 10 s of silence, and five of them open the breaker."""
+    contents = [unique(200_000 + n) for n in range(5)]
+    for content in contents:
+        store.objects[blob_key(content.hash)] = casblob(content.bytes())
+    store.fault = "stalled_body"
+    with Client(server.address) as client, concurrent.futures.ThreadPoolExecutor(5) as pool:
+        waits = list(pool.map(lambda content: miss(client, content), contents))
+        assert max(waits) < 15 and min(waits) > 9
+        until(lambda: state(server) == 2, "the breaker opens")
+
+
+def test_local_things_never_wait(store, server):
+    """While the store is silent: local reads, FindMissing of local blobs and new writes are as quick as ever."""
+    local = [unique(3000) for _ in range(20)]
+    with Client(server.address) as client, concurrent.futures.ThreadPoolExecutor(300) as pool:
+        for content in local:
+            upload(client, content)
+        store.fault = "silent"
+        waiting = [pool.submit(miss, client) for _ in range(200)]
+        until(lambda: store.in_flight > 20, "reads that hang")
+        times = []
+        with Client(server.address) as other:
+            for content in local:
+                for call in (
+                    lambda: other.read(blob_name(content.hash, content.size)),
+                    lambda: other.missing(digest(content)),
+                    lambda: upload(other, unique(1000)),
+                ):
+                    begun = time.monotonic()
+                    call()
+                    times.append(time.monotonic() - begun)
+        times.sort()
+        assert times[len(times) // 2] < 0.05 and times[-1] < 1, times
+        assert max(wait.result(60) for wait in waiting) < 10 + SLACK_S
+
+
+def test_existence_checks_are_bounded(store, server):
+    """FindMissing waits two seconds for a silent store, and asks a healthy one once for each blob in a while."""
+    there, absent = unique(1000), unique(1000)
+    store.objects[blob_key(there.hash)] = casblob(there.bytes())
+    with Client(server.address) as client:
+        for _ in range(3):
+            assert client.find_missing([digest(there), digest(absent)]) == [digest(absent)]
+        assert store.count("HEAD", blob_key(there.hash)) == 1
+        store.fault = "silent"
+        begun = time.monotonic()
+        others = [unique(10) for _ in range(300)]
+        assert len(client.find_missing([digest(content) for content in others])) == 300
+        assert 1.5 < time.monotonic() - begun < 2 + SLACK_S
+
+
+def test_writes_do_not_ask_the_store(store, server):
+    store.fault = "silent"
+    with Client(server.address) as client:
+        begun = time.monotonic()
+        for _ in range(20):
+            upload(client, unique(500))
+        assert time.monotonic() - begun < SLACK_S
+        assert store.count("HEAD") == 0
+
+
+def test_uploads_made_while_open_arrive_later(store, server):
+    """200 uploads find the breaker open; all are in the store soon after it is well."""
+    store.refuse()
+    contents = [unique(300 + n) for n in range(200)]
+    with Client(server.address) as client:
+        open_breaker(client, server)
+        for content in contents:
+            upload(client, content)
+        until(lambda: series(server, "owed_uploads", backend="default") >= 200, "they are owed")
+        store.listen()
+        until(lambda: state(server) == 0, "it closes", timeout_s=15 + SLACK_S)
+        until(lambda: all(blob_key(c.hash) in store.objects for c in contents), "they arrive")
+        until(lambda: series(server, "owed_uploads", backend="default") == 0, "nothing is owed")
+    assert all(from_casblob(store.objects[blob_key(c.hash)]) == c.bytes() for c in contents)
+
+
+def test_throttled_uploads_slow_down_and_arrive(store, fresh):
+    """64 uploads meet 429 for a while: the rate falls at the first one, and all arrive; nothing is owed."""
+    server = fresh(http_address="127.0.0.1:0", num_uploaders="64", **store.flags())
+    contents = [unique(400 + n) for n in range(64)]
+    hold = threading.Event()
+    store.gate = lambda request: hold.wait(30) if request.method == "PUT" else None
+    store.fault, store.methods = 429, ("PUT",)
+    with Client(server.address) as client:
+        for content in contents:
+            upload(client, content)
+        until(lambda: store.in_flight >= 64, "all run")
+        hold.set()
+        until(lambda: series(server, "upload_pace", backend="default") == 1, "the pace falls")
+        assert state(server) == 0
+        throttled = time.monotonic()
+        until(lambda: time.monotonic() - throttled > 3, "three seconds of throttling")
+        # Each of the 64 has waited half a second, then one, then two: at most four requests each so far.
+        assert len([r for r in store.requests if r.method == "PUT"]) <= 64 * 4
+        store.fault = None
+        until(lambda: all(blob_key(c.hash) in store.objects for c in contents), "they arrive", timeout_s=40)
+        until(lambda: series(server, "upload_queue_depth", backend="default") == 0, "the queue empties")
+        assert series(server, "owed_uploads", backend="default") == 0
+
+
+def test_a_shutdown_drains(store, server):
+    """What is queued at SIGTERM is uploaded before the end."""
+    contents = [unique(700 + n) for n in range(40)]
+    go = threading.Event()
+    store.gate = lambda request: go.wait(30) if request.method == "PUT" else None
+    with Client(server.address) as client:
+        for content in contents:
+            upload(client, content)
+        until(lambda: store.in_flight > 0, "uploads run")
+    server.signal()
+    go.set()
+    assert server.wait() == 0
+    assert all(blob_key(c.hash) in store.objects for c in contents)
+
+
+def test_kept_connections_that_died_are_no_failure(store, server):
+    """The store closes idle connections; the next request takes a new one and nobody notices."""
+    with Client(server.address) as client:
+        for _ in range(6):
+            content = unique(900)
+            store.objects[blob_key(content.hash)] = casblob(content.bytes())
+            assert client.read(blob_name(content.hash, content.size)) == content.bytes()
+            store.drop_connections()
+        assert series(server, "failures_total", backend="default") == 0
+
+
+def test_a_store_without_conditions(store, server):
+    """501 to a conditional upload: it is sent again without the condition."""
+    plain = store._answer
+
+    def answer(connection, request):
+        if request.headers.get("if-none-match"):
+            return store._send(connection, 501, b"<Error><Code>NotImplemented</Code></Error>", request)
+        return plain(connection, request)
+
+    store._answer = answer
+    contents = [unique(600), unique(601)]
+    with Client(server.address) as client:
+        for content in contents:
+            upload(client, content)
+            until(lambda: blob_key(content.hash) in store.objects, "the upload")
+    assert sum("if-none-match" in r.headers for r in store.requests) == 1
+
+
+def test_a_skewed_clock(store, server):
+    """A refusal with a date far from ours: the next request is signed with the store's time."""
+    content = unique(800)
+    store.objects[blob_key(content.hash)] = casblob(content.bytes())
+    plain = store._answer
+
+    def answer(connection, request):
+        if not request.headers["x-amz-date"].startswith("2030"):
+            text = b"<Error><Code>RequestTimeTooSkewed</Code></Error>"
+            return store._send(connection, 403, text, request, "Date: Tue, 01 Jan 2030 12:00:00 GMT\r\n")
+        return plain(connection, request)
+
+    store._answer = answer
+    with Client(server.address) as client:
+        assert client.read(blob_name(content.hash, content.size)) == content.bytes()
+        assert not client.missing(digest(content))
+    assert "Check NTP" in server.log

@@ -1,0 +1,226 @@
+"""An S3 store of our own that can be sick in every way. Checks no signatures: others do that. Threads and blocking sockets,
+so that each sickness is a few lines."""
+
+import collections
+import contextlib
+import dataclasses
+import socket
+import struct
+import threading
+import time
+
+ERROR = "<Error><Code>{}</Code><Message>by order</Message></Error>"
+
+
+@dataclasses.dataclass
+class Request:
+    method: str
+    path: str
+    headers: dict
+    at: float
+    body: bytes = b""
+
+
+class FaultStore:
+    """One bucket of any name. `fault` says what ails it; set it at any time.
+
+    None            healthy
+    "silent"        takes requests and never answers
+    "stalled_body"  answers with headers and half of the body, then nothing
+    "trickle"       sends the body at `trickle` bytes a second
+    "reset"         breaks the connection in the middle of the body
+    "short"         ends the body too early, with a clean end of the connection
+    an int          answers with this status
+    """
+
+    def __init__(self):
+        self.objects: dict[str, bytes] = {}
+        self.fault = None
+        self.trickle = 1000
+        self.methods = ("GET", "HEAD", "PUT")
+        self.retry_after: str | None = None
+        # Called with each request before it is answered; tests hold requests with it.
+        self.gate = None
+        self.requests: list[Request] = []
+        self.accepted = 0
+        self.in_flight = 0
+        self.most_in_flight = 0
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._released = threading.Event()
+        self._listener: socket.socket | None = None
+        self._closed = False
+        self.port = 0
+        self.listen()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def flags(self, bucket: str = "bucket") -> dict:
+        return {
+            "s3.endpoint": self.address,
+            "s3.bucket": bucket,
+            "s3.disable_ssl": "true",
+            "s3.access_key_id": "AK",
+            "s3.secret_access_key": "SK",
+        }
+
+    def key(self, path: str) -> str:
+        return path.split("?")[0].removeprefix("/").partition("/")[2]
+
+    def count(self, method: str, key: str | None = None) -> int:
+        with self._lock:
+            return sum(r.method == method and (key is None or self.key(r.path) == key) for r in self.requests)
+
+    def since(self, at: float, method: str | None = None) -> list[Request]:
+        with self._lock:
+            return [r for r in self.requests if r.at >= at and method in (None, r.method)]
+
+    def listen(self) -> None:
+        """Accepts connections, again on the same port after `refuse`."""
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        listener.listen(512)
+        self.port = listener.getsockname()[1]
+        self._listener = listener
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+
+    def refuse(self) -> None:
+        """Refuses connections, and breaks those that are open."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.drop_connections()
+
+    def drop_connections(self) -> None:
+        with self._lock:
+            doomed, self._open = list(self._open), set()
+        for connection in doomed:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def heal(self) -> None:
+        """Healthy from now on; what hangs is let go."""
+        self.fault = None
+        self._released.set()
+        self._released = threading.Event()
+        self.drop_connections()
+
+    def close(self) -> None:
+        self._closed = True
+        self.heal()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while not self._closed:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self.accepted += 1
+                self._open.add(connection)
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError, ValueError), connection.makefile("rb") as reader:
+            while line := reader.readline():
+                method, path, _ = line.decode().split(" ", 2)
+                headers = {}
+                while (header := reader.readline()) not in (b"\r\n", b""):
+                    name, value = header.decode().split(":", 1)
+                    headers[name.lower()] = value.strip()
+                with self._lock:
+                    request = Request(method, path, headers, time.monotonic())
+                    self.requests.append(request)
+                    self.in_flight += 1
+                    self.most_in_flight = max(self.most_in_flight, self.in_flight)
+                try:
+                    request.body = reader.read(int(headers.get("content-length", 0)))
+                    if self.gate is not None:
+                        self.gate(request)
+                    if not self._answer(connection, request):
+                        return
+                finally:
+                    with self._lock:
+                        self.in_flight -= 1
+        with self._lock:
+            self._open.discard(connection)
+
+    def _answer(self, connection: socket.socket, request: Request) -> bool:
+        """Whether the connection goes on."""
+        fault = self.fault if request.method in self.methods else None
+        if fault == "silent":
+            self._released.wait()
+            return False
+        if isinstance(fault, int):
+            code = {429: "TooManyRequests", 503: "SlowDown", 500: "InternalError", 403: "AccessDenied"}.get(fault, "Other")
+            extra = f"Retry-After: {self.retry_after}\r\n" if self.retry_after else ""
+            return self._send(connection, fault, ERROR.format(code).encode(), request, extra)
+        key = self.key(request.path)
+        if request.method == "PUT":
+            if request.headers.get("if-none-match") == "*" and key in self.objects:
+                return self._send(connection, 412, ERROR.format("PreconditionFailed").encode(), request)
+            self.objects[key] = request.body
+            return self._send(connection, 200, b"", request)
+        if "list-type=2" in request.path:
+            return self._send(connection, 200, b"<ListBucketResult></ListBucketResult>", request)
+        if key not in self.objects:
+            return self._send(connection, 404, ERROR.format("NoSuchKey").encode(), request)
+        return self._send(connection, 200, self.objects[key], request, fault=fault)
+
+    def _send(self, connection, status: int, body: bytes, request, extra: str = "", fault=None) -> bool:
+        head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n{extra}\r\n"
+        if request.method == "HEAD":
+            connection.sendall(head.encode())
+            return True
+        half = len(body) // 2
+        if fault == "stalled_body":
+            connection.sendall(head.encode() + body[:half])
+            self._released.wait()
+            return False
+        if fault == "trickle":
+            connection.sendall(head.encode())
+            step = max(1, self.trickle // 20)
+            for at in range(0, len(body), step):
+                connection.sendall(body[at : at + step])
+                if self._released.wait(0.05):
+                    return False
+            return True
+        if fault in ("reset", "short"):
+            connection.sendall(head.encode() + body[:half])
+            if fault == "reset":
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return False
+        connection.sendall(head.encode() + body)
+        return True
+
+
+class BlackHole:
+    """An address whose SYNs are never answered: a listener whose backlog is full."""
+
+    def __init__(self):
+        self.listener = socket.socket()
+        self.listener.bind(("127.0.0.1", 0))
+        self.listener.listen(0)
+        self.port = self.listener.getsockname()[1]
+        self.fillers = collections.deque()
+        for _ in range(4):
+            filler = socket.socket()
+            filler.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                filler.connect(("127.0.0.1", self.port))
+            self.fillers.append(filler)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        for filler in self.fillers:
+            filler.close()
+        self.listener.close()
