@@ -190,6 +190,15 @@ fn announce(config: &Config, volume: &Volume, grpc: &TcpListener, http: Option<&
     if let Some(http) = http.filter(|http| http.ip().is_unspecified()) {
         tracing::warn!("anyone who reaches {http} can do the same over HTTP: there is no access control yet");
     }
+    for backend in config.backends.iter().flat_map(|settings| settings.backends.iter()) {
+        let scheme = if backend.target.tls { "https" } else { "http" };
+        let (name, authority) = (&backend.name, backend.target.authority());
+        tracing::info!(
+            "backend {name}: {scheme}://{authority}, bucket {}, prefix {:?}",
+            backend.bucket,
+            backend.prefix
+        );
+    }
     match http {
         Some(http) => tracing::info!("listening: grpc={address} http={http}"),
         None => tracing::info!("listening: grpc={address}"),

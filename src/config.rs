@@ -278,7 +278,7 @@ impl Flags {
         let write_slots_wanted = self.max_inflight_cas_writes.filter(|&wanted| wanted > 0);
         let cores = cores_or_every(self.cores.as_deref())?;
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let backends = self.s3.resolve(self.storage_mode, cores.len(), variable)?;
+        let backends = self.s3.resolve(self.storage_mode, cores.len(), memory_limit, variable)?;
         Ok(Config {
             write_slots: write_slots(memory_limit, write_slots_wanted),
             write_slots_wanted,

@@ -325,8 +325,12 @@ pub const BREAKER_PROBE_MS: u64 = 5_000;
 pub const BREAKER_PROBE_LEN: u64 = 64 << 10;
 /// Objects that a core waits for at a time, one for each distinct blob or action; with more a read is a miss.
 pub const FLIGHTS_MAX: usize = 4096;
-/// Of these, how many come in at a time. Each holds the window below and about a frame besides.
+/// Of these, how many come in at a time: what one part in so many of the memory limit has room for, within bounds.
+pub const FLIGHT_MEMORY_PART: u64 = 8;
+pub const FLIGHTS_RUNNING_MIN: usize = 4;
 pub const FLIGHTS_RUNNING_MAX: usize = 128;
+/// Bytes that one holds: the window below, a frame that is filled, one on its way to the disk, one of the connection.
+pub const FLIGHT_HELD_LEN: u64 = FLIGHT_WINDOW_LEN + 3 * FRAME_LEN as u64;
 /// Raw bytes of an object on its way that are held for its readers.
 pub const FLIGHT_WINDOW_LEN: u64 = 512 << 10;
 /// How long an object on its way waits for its foremost reader before it goes on without.

@@ -235,27 +235,38 @@ impl Backend {
         if unknown.is_empty() {
             return present;
         }
-        let found = Local::new(present);
-        let asked = map_bounded(unknown, BACKEND_HEADS_MAX, |at| {
-            let found = found.clone();
-            async move {
-                let is_there = self.exists(&digests[at].hash).await;
-                found.with(|found| found[at] = is_there);
-            }
+        let (found, ended) = (Local::new(present), Event::default());
+        let (left, waited) = (Local::new(unknown.len()), ended.wait());
+        // Why apart: who asks waits for a while only, but the answers are worth having, and the breaker must learn of a
+        // store that gives none.
+        let (backend, asked) = (self.clone(), unknown.iter().map(|&at| (at, digests[at].hash)).collect());
+        let shared = found.clone();
+        rt::spawn(async move {
+            let checks = map_bounded(asked, BACKEND_HEADS_MAX, |(at, hash): (usize, Hash)| {
+                let (backend, found, left, ended) = (backend.clone(), shared.clone(), left.clone(), ended.clone());
+                async move {
+                    let is_there = backend.exists(&hash).await;
+                    found.with(|found| found[at] = is_there);
+                    let last = left.with(|left| {
+                        *left -= 1;
+                        *left == 0
+                    });
+                    if last {
+                        ended.notify();
+                    }
+                }
+            });
+            rt::time::race(checks, backend.stopped()).await;
         });
-        let _ = rt::time::timeout(self.0.settings.existence_timeout, asked).await;
-        found.with(std::mem::take)
+        let _ = rt::time::timeout(self.0.settings.existence_timeout, waited).await;
+        found.with(|found| found.clone())
     }
 
     async fn exists(&self, hash: &Hash) -> bool {
         let one = &*self.0;
         let Some(ticket) = one.view.with(|view| view.admit()) else { return false };
         let begun = rt::time::now();
-        // Why the guard: a check that is given up must not leave the breaker without evidence of a black hole.
-        let pending = PendingHead { backend: self, ticket, begun, done: Cell::new(false) };
-        let answer = one.client.head(&self.key(ObjectKind::Cas, hash), super::s3::HEAD_TIME).await;
-        pending.done.set(true);
-        match answer {
+        match one.client.head(&self.key(ObjectKind::Cas, hash), super::s3::HEAD_TIME).await {
             Ok(found) => {
                 one.counts.head_times.0.observe_time(begun.elapsed());
                 self.report(ticket, Health::Good);
@@ -283,8 +294,7 @@ impl Backend {
         let replaces = upload.kind == ObjectKind::Action || self.is_wrong(&hash);
         let condition = if replaces { Condition::Replace } else { Condition::IfAbsent };
         let begun = rt::time::now();
-        let slow = Duration::from_secs(source.len() / crate::limits::BACKEND_SPEED_FLOOR);
-        let total = one.settings.upload_timeout.min(UPLOAD_TIME_MIN + slow);
+        let total = one.settings.upload_timeout;
         let key = self.key(upload.kind, &hash);
         let put = one.client.put(&key, source, condition, total, &|| self.throttled()).await;
         match put {
@@ -449,26 +459,6 @@ impl Backend {
         }
     }
 }
-
-/// A HEAD that is not answered yet. Given up after a good while without an answer, it is a failure of the backend.
-struct PendingHead<'a> {
-    backend: &'a Backend,
-    ticket: Ticket,
-    begun: Instant,
-    done: Cell<bool>,
-}
-
-impl Drop for PendingHead<'_> {
-    fn drop(&mut self) {
-        let waited_long = self.begun.elapsed() >= self.backend.0.settings.existence_timeout;
-        if !self.done.get() && waited_long {
-            self.backend.report(self.ticket, Health::Bad);
-        }
-    }
-}
-
-/// What an upload of nothing may take.
-const UPLOAD_TIME_MIN: Duration = Duration::from_secs(60);
 
 /// Whether it is time to log again what would else fill the log.
 pub(super) fn is_due(logged: &Cell<Option<Instant>>) -> bool {

@@ -24,11 +24,11 @@ use crate::rt::local::Local;
 pub const HEAD_TIME: Duration = Duration::from_millis(BACKEND_HEAD_MS);
 /// Differences of clocks from which a refusal is taken for one that they caused.
 const SKEW_MIN_S: u64 = 5 * 60;
-/// The largest object that one PUT can make, and the parts of a larger one, in bytes.
+/// The largest part of an object that is uploaded in parts, in bytes, and how many parts there may be.
 ///
 /// Source: AWS "Amazon S3 multipart upload limits".
-const PUT_LEN_MAX: u64 = 5 << 30;
-const PART_LEN: u64 = 256 << 20;
+const PART_LEN_MAX: u64 = 256 << 20;
+const PARTS_MAX: u64 = 10_000;
 
 /// Why an operation brought nothing. The texts go into logs and name no secret.
 #[derive(Debug, thiserror::Error)]
@@ -199,6 +199,8 @@ struct Call<'a> {
     schedule: Schedule,
     /// Told of each throttle at once.
     on_throttle: &'a dyn Fn(),
+    /// What one try may take; a longer one is not repeated.
+    try_time: Duration,
 }
 
 impl<'a> Call<'a> {
@@ -212,6 +214,7 @@ impl<'a> Call<'a> {
             payload: Payload::Empty,
             schedule: Schedule::Short,
             on_throttle: &|| (),
+            try_time: HEAD_TIME,
         }
     }
 }
@@ -275,7 +278,7 @@ impl Client {
         total: Duration,
         on_throttle: &dyn Fn(),
     ) -> Result<PutOutcome, S3Error> {
-        let large = source.len() > PUT_LEN_MAX && self.0.settings.dialect == Dialect::S3;
+        let large = source.len() > self.0.settings.multipart_from && self.0.settings.dialect == Dialect::S3;
         match large {
             true => within(total, "end of the upload", self.put_parts(key, source, condition, on_throttle)).await,
             false => within(total, "end of the upload", self.put_whole(key, source, condition, on_throttle)).await,
@@ -291,7 +294,7 @@ impl Client {
     ) -> Result<PutOutcome, S3Error> {
         let body = || source.open(0, source.len());
         let mut call = Call { on_throttle, ..Call::new(Operation::Write, Method::PUT, key) };
-        call.schedule = Schedule::Patient;
+        (call.schedule, call.try_time) = (Schedule::Patient, try_time(source.len()));
         call.payload = match source.payload() {
             Some(payload) => payload,
             None => self.payload_of(body()).await?,
@@ -364,7 +367,8 @@ impl Client {
         id: &str,
         on_throttle: &dyn Fn(),
     ) -> Result<(), S3Error> {
-        let part_len = PART_LEN.max(source.len().div_ceil(10_000).next_multiple_of(1 << 20));
+        let part_len = self.0.settings.multipart_from.min(PART_LEN_MAX);
+        let part_len = part_len.max(source.len().div_ceil(PARTS_MAX).next_multiple_of(1 << 20));
         let mut etags = Vec::new();
         for offset in (0..source.len()).step_by(part_len as usize) {
             let number = (etags.len() + 1).to_string();
@@ -372,6 +376,7 @@ impl Client {
             call.query = vec![("partNumber", &number), ("uploadId", id)];
             let body = || source.open(offset, part_len.min(source.len() - offset));
             (call.schedule, call.payload) = (Schedule::Patient, self.payload_of(body()).await?);
+            call.try_time = try_time(part_len);
             let Answer::Ok(mut response) = self.call(&call, &body).await? else {
                 return Err(unexpected("a part was refused"));
             };
@@ -442,7 +447,7 @@ impl Client {
         // Each of these is mended once in a call.
         let (mut refreshed, mut set_clock, mut moved) = (false, false, false);
         loop {
-            let (generation, sent) = self.attempt(call, body).await?;
+            let (generation, sent) = within(call.try_time, "answer", self.attempt(call, body)).await?;
             let (reason, error) = match sent {
                 Err(error @ HttpError::OurBody(_)) => return Err(error.into()),
                 Err(error) => (Reason::Transient, error.into()),
@@ -542,7 +547,7 @@ impl Client {
             }
             request.body(body()).expect("names and values are of characters that headers may have")
         };
-        let sent = inner.pool.send(request).await;
+        let sent = Box::pin(inner.pool.send(request)).await;
         Ok((current.generation, sent))
     }
 
@@ -577,6 +582,14 @@ const DOCUMENT_MAX: usize = 4 << 20;
 /// Conflicts of one upload that are looked into.
 const CONFLICTS_MAX: u32 = 3;
 
+/// What an upload of nothing may take until it is answered.
+const TRY_TIME_MIN: Duration = Duration::from_secs(60);
+
+/// What a try to send so many bytes may take.
+fn try_time(len: u64) -> Duration {
+    TRY_TIME_MIN + Duration::from_secs(len / BACKEND_SPEED_FLOOR)
+}
+
 fn unexpected(what: &str) -> S3Error {
     S3Error::Server { status: 200, code: what.to_owned(), message: String::new() }
 }
@@ -605,10 +618,11 @@ async fn read_document(body: &mut Body, most: usize) -> Result<Bytes, S3Error> {
     Ok(document.into())
 }
 
+/// Why boxed: these nest, and each level would hold and move all that is below it.
 async fn within<T>(
     after: Duration,
     what: &'static str,
     work: impl Future<Output = Result<T, S3Error>>,
 ) -> Result<T, S3Error> {
-    rt::time::timeout(after, work).await.unwrap_or(Err(S3Error::Timeout { what, after }))
+    rt::time::timeout(after, Box::pin(work)).await.unwrap_or(Err(S3Error::Timeout { what, after }))
 }

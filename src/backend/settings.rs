@@ -25,6 +25,8 @@ pub struct Settings {
     pub read_timeout: Duration,
     /// Of one upload, all its tries included.
     pub upload_timeout: Duration,
+    /// Objects that come in on one core at a time.
+    pub flights: usize,
     /// How long FindMissing and completeness checks wait.
     pub existence_timeout: Duration,
 }
@@ -54,6 +56,8 @@ pub struct BackendSettings {
     pub prefix: String,
     pub credentials: CredentialSource,
     pub dialect: Dialect,
+    /// A larger object is uploaded in parts, in bytes: 5 MiB to 5 GiB.
+    pub multipart_from: u64,
     /// `None` for never.
     pub conn_recycle: Option<Duration>,
     /// Idle connections of one core.

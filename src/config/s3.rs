@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::{ConfigError, StorageMode, duration};
+use super::{ConfigError, StorageMode, bytes, duration};
 use crate::backend::http::Target;
 use crate::backend::settings::{BackendSettings, CredentialSource, Dialect, ObjectFormat, RoleSource, Settings};
+use crate::limits;
 use crate::pure::secret::Secret;
 use crate::pure::sigv4::Credentials;
 
@@ -58,6 +59,9 @@ pub struct S3Flags {
     /// The bucket's region. Default: AWS_REGION, else us-east-1, until the store names another one.
     #[arg(long = "s3.region", env = "RINGCAS_S3_REGION")]
     region: Option<String>,
+    /// Larger objects are uploaded in parts: 5M to 5G.
+    #[arg(long = "s3.multipart_from", env = "RINGCAS_S3_MULTIPART_FROM", default_value = "5G", value_parser = bytes)]
+    multipart_from: u64,
     /// Idle connections that are kept, over all cores.
     #[arg(long = "s3.max_idle_conns", env = "RINGCAS_S3_MAX_IDLE_CONNS", default_value_t = 1024)]
     max_idle_conns: usize,
@@ -135,20 +139,29 @@ pub enum S3Error {
     NoKey,
     #[error("--s3.conn_recycle_interval {given:?}: {problem}")]
     Recycle { given: String, problem: String },
+    #[error("--s3.multipart_from: {given} bytes is not between 5M and 5G")]
+    MultipartFrom { given: u64 },
     #[error("--{name} {given} is too much; give at most {max}")]
     TooMuch { name: &'static str, given: i64, max: i64 },
 }
 
+/// The smallest part, and the largest object that one PUT can make, in bytes.
+///
+/// Source: AWS "Amazon S3 multipart upload limits".
+const PART_LEN_MIN: u64 = 5 << 20;
+const PUT_LEN_MAX: u64 = 5 << 30;
 /// Queue entries that `--max_queued_uploads` may ask for: about 100 bytes of memory each.
 const QUEUED_UPLOADS_MAX: i64 = 10_000_000;
 const UPLOADERS_MAX: i64 = 10_000;
 
 impl S3Flags {
-    /// The backends; `None` when there is none. `variable` reads the environment, `cores` share the idle connections.
+    /// The backends; `None` when there is none. `variable` reads the environment, `cores` share the idle connections and
+    /// the memory limit.
     pub fn resolve(
         self,
         mode: StorageMode,
         cores: usize,
+        memory_limit: u64,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Settings>, ConfigError> {
         let Some(bucket) = self.bucket.clone().filter(|bucket| !bucket.is_empty()) else { return Ok(None) };
@@ -163,6 +176,7 @@ impl S3Flags {
             max_proxy_blob_size: self.max_proxy_blob_size,
             max_queued_uploads: max_queued,
             num_uploaders: uploaders,
+            flights: flights(memory_limit / cores as u64),
             read_timeout: self.read_timeout,
             upload_timeout: self.upload_timeout,
             existence_timeout: self.existence_timeout,
@@ -213,6 +227,10 @@ impl S3Flags {
             region: self.region.clone().or_else(|| variable("AWS_REGION")).unwrap_or_default(),
             prefix: if prefix.is_empty() { String::new() } else { format!("{prefix}/") },
             credentials: self.credentials(&variable)?,
+            multipart_from: match self.multipart_from {
+                bytes if (PART_LEN_MIN..=PUT_LEN_MAX).contains(&bytes) => bytes,
+                given => return Err(S3Error::MultipartFrom { given }),
+            },
             dialect: if is_google { Dialect::Google } else { Dialect::S3 },
             conn_recycle: recycle(&self.conn_recycle_interval)?,
             idle_conns_max: (self.max_idle_conns / cores).max(1),
@@ -273,6 +291,12 @@ impl S3Flags {
     }
 }
 
+/// How many objects a core may have on their way to it, with so many bytes of the memory limit.
+fn flights(memory: u64) -> usize {
+    let fit = memory / limits::FLIGHT_MEMORY_PART / limits::FLIGHT_HELD_LEN;
+    usize::try_from(fit).unwrap_or(usize::MAX).clamp(limits::FLIGHTS_RUNNING_MIN, limits::FLIGHTS_RUNNING_MAX)
+}
+
 /// `host[:port]`, or a URL, whose scheme then decides about TLS.
 fn endpoint(given: &str, disable_ssl: bool) -> Option<Target> {
     if given.contains("://") {
@@ -317,7 +341,7 @@ mod tests {
     fn resolve(args: &[&str], variables: &[(&str, &str)]) -> Result<Option<Settings>, ConfigError> {
         let only = Only::try_parse_from([&["x"], args].concat()).expect("flags that exist");
         let find = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string());
-        only.s3.resolve(StorageMode::Zstd, 4, find)
+        only.s3.resolve(StorageMode::Zstd, 4, 1 << 30, find)
     }
 
     fn backend(args: &[&str], variables: &[(&str, &str)]) -> BackendSettings {

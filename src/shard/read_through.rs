@@ -15,8 +15,7 @@ use super::worker::Worker;
 use crate::backend::Backend;
 use crate::backend::settings::ObjectFormat;
 use crate::limits::{
-    ACTION_RESULT_LEN_MAX, BACKEND_WAITING_MAX, FLIGHT_WINDOW_LEN, FLIGHTS_MAX, FLIGHTS_RUNNING_MAX, FRAME_LEN,
-    READER_WAIT_MS,
+    ACTION_RESULT_LEN_MAX, BACKEND_WAITING_MAX, FLIGHT_WINDOW_LEN, FLIGHTS_MAX, FRAME_LEN, READER_WAIT_MS,
 };
 use crate::pure::casblob::Unwrap;
 use crate::pure::digest::Digest;
@@ -35,17 +34,16 @@ pub(super) struct Flights {
     waiting: Rc<Cell<usize>>,
 }
 
-impl Default for Flights {
-    fn default() -> Self {
-        let permits = Permits::new(FLIGHTS_RUNNING_MAX);
-        Self { by_name: Local::new(FxHashMap::default()), permits, waiting: Rc::default() }
-    }
-}
-
 /// One of the requests that may wait for the backend.
 struct Waiting(Rc<Cell<usize>>);
 
 impl Flights {
+    /// `running` objects may come in at a time.
+    pub fn new(running: usize) -> Self {
+        let permits = Permits::new(running);
+        Self { by_name: Local::new(FxHashMap::default()), permits, waiting: Rc::default() }
+    }
+
     fn wait(&self) -> Option<Waiting> {
         let waiting = self.waiting.get();
         (waiting < BACKEND_WAITING_MAX).then(|| {
@@ -234,12 +232,12 @@ impl<D: BlobDisk> Worker<D> {
     async fn fly(&self, name: Upload, flight: &Rc<Flight>) {
         let backend = self.backend().expect("only with a backend is there a flight");
         let permit = self.flights().permits.take().await;
-        let flown = async {
+        let flown = Box::pin(async {
             match name.kind {
                 ObjectKind::Cas => self.fly_blob(backend, name.digest, flight).await,
                 ObjectKind::Action => self.fly_action(backend, name.digest).await,
             }
-        };
+        });
         let landing = match rt::time::race(flown, backend.stopped()).await {
             rt::time::Either::Left(landing) => landing,
             rt::time::Either::Right(()) => Landing::Broken,

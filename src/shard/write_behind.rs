@@ -28,7 +28,7 @@ impl<D: BlobDisk> Records for Worker<D> {
         let worker = self.clone();
         Box::pin(async move {
             // Dropped at a stop, so that it holds nothing that the disk waits for.
-            match rt::time::race(worker.upload(&backend, upload), backend.stopped()).await {
+            match rt::time::race(Box::pin(worker.upload(&backend, upload)), backend.stopped()).await {
                 rt::time::Either::Left(end) => end,
                 rt::time::Either::Right(()) => UploadEnd::Failed,
             }

@@ -203,7 +203,7 @@ pub enum StoreError {
     Yielded,
     #[error("too much is in flight ({what}, limit {limit})")]
     Busy { what: &'static str, limit: u64 },
-    #[error("blob {digest} was damaged on disk and has been dropped")]
+    #[error("blob {digest} could not be read to its end: it was damaged, or its backend broke off")]
     Lost { digest: Digest },
     #[error("disk: {0}")]
     Disk(String),

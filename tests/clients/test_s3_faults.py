@@ -321,12 +321,13 @@ def test_a_store_without_conditions(store, server):
         return plain(connection, request)
 
     store._answer = answer
-    contents = [unique(600), unique(601)]
     with Client(server.address) as client:
-        for content in contents:
+        for number in range(8):
+            content = unique(600 + number)
             upload(client, content)
             until(lambda: blob_key(content.hash) in store.objects, "the upload")
-    assert sum("if-none-match" in r.headers for r in store.requests) == 1
+    # Each core finds out for itself.
+    assert sum("if-none-match" in r.headers for r in store.requests) <= 2
 
 
 def test_a_skewed_clock(store, server):

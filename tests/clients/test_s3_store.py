@@ -7,6 +7,7 @@ from bucket import action_key, blob_key, casblob, from_casblob
 from content import Content, unique
 from reapi import Client, Code, blob_name, digest, digest_of, fails, message, upload_name
 from server import Server
+from test_metrics import scrape
 from wait import until
 from weed import Weed
 
@@ -75,6 +76,30 @@ def test_what_a_bazel_remote_left(weed, bucket, fresh):
         small = contents[1]
         (response,) = client.batch_read([digest(small)])
         assert response.data == small.bytes()
+
+
+@pytest.mark.parametrize("mode", ["zstd", "uncompressed"])
+def test_parts(weed, bucket, fresh, mode):
+    """An object above the threshold goes in parts, and comes back whole; a second server does not send it again."""
+    flags = weed.flags(bucket.name) | {"storage_mode": mode, "s3.multipart_from": "5M"}
+    content, key = unique(23 * MIB + 7), None
+    for number in range(2):
+        server = fresh(http_address="127.0.0.1:0", **flags)
+        key = blob_key(content.hash, mode == "uncompressed")
+        with Client(server.address) as client:
+            upload(client, content)
+        status = ["created", "already_exists"][number]
+        until(lambda: outcomes(server, status) == 1, f"the upload ends as {status}")
+    stored = bucket.get(key)
+    assert (stored if mode == "uncompressed" else from_casblob(stored)) == content.bytes()
+    server = fresh(**flags)
+    with Client(server.address) as client:
+        assert client.read(blob_name(content.hash, content.size)) == content.bytes()
+
+
+def outcomes(server, status: str) -> float:
+    found = [value for name, value in scrape(server).items() if f'status="{status}"' in name]
+    return sum(found)
 
 
 def test_actions(weed, bucket, fresh):

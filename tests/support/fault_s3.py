@@ -4,12 +4,27 @@ so that each sickness is a few lines."""
 import collections
 import contextlib
 import dataclasses
+import pathlib
 import socket
+import ssl
 import struct
+import subprocess
 import threading
 import time
 
 ERROR = "<Error><Code>{}</Code><Message>by order</Message></Error>"
+
+
+def self_signed(path: pathlib.Path) -> pathlib.Path:
+    """A certificate for 127.0.0.1 that signs itself, and its key, in one file."""
+    key = path.with_suffix(".key")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=store", "-addext", "subjectAltName=IP:127.0.0.1"]
+    # Why: rustls takes no authority for a server.
+    command += ["-addext", "basicConstraints=critical,CA:FALSE"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(path)], check=True, capture_output=True, timeout=60)
+    path.write_text(path.read_text() + key.read_text())
+    return path
 
 
 @dataclasses.dataclass
@@ -25,6 +40,7 @@ class FaultStore:
     """One bucket of any name. `fault` says what ails it; set it at any time.
 
     None            healthy
+    "silent_tls"    takes connections and never shakes hands
     "silent"        takes requests and never answers
     "stalled_body"  answers with headers and half of the body, then nothing
     "trickle"       sends the body at `trickle` bytes a second
@@ -33,7 +49,12 @@ class FaultStore:
     an int          answers with this status
     """
 
-    def __init__(self):
+    def __init__(self, certificate: pathlib.Path | None = None):
+        """`certificate` holds a certificate and its key: then the store speaks TLS."""
+        self.tls = None
+        if certificate is not None:
+            self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self.tls.load_cert_chain(certificate)
         self.objects: dict[str, bytes] = {}
         self.fault = None
         self.trickle = 1000
@@ -45,6 +66,8 @@ class FaultStore:
         self.accepted = 0
         self.in_flight = 0
         self.most_in_flight = 0
+        # When the last whole answer's head was sent.
+        self.answered = 0.0
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._released = threading.Event()
@@ -61,7 +84,7 @@ class FaultStore:
         return {
             "s3.endpoint": self.address,
             "s3.bucket": bucket,
-            "s3.disable_ssl": "true",
+            "s3.disable_ssl": "false" if self.tls else "true",
             "s3.access_key_id": "AK",
             "s3.secret_access_key": "SK",
         }
@@ -124,7 +147,18 @@ class FaultStore:
             with self._lock:
                 self.accepted += 1
                 self._open.add(connection)
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        if self.fault == "silent_tls":
+            self._released.wait()
+            return connection.close()
+        if self.tls is not None:
+            try:
+                connection = self.tls.wrap_socket(connection, server_side=True)
+            except OSError:
+                return connection.close()
+        self._serve(connection)
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError, ValueError), connection.makefile("rb") as reader:
@@ -196,7 +230,9 @@ class FaultStore:
             if fault == "reset":
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return False
-        connection.sendall(head.encode() + body)
+        connection.sendall(head.encode())
+        self.answered = time.monotonic()
+        connection.sendall(body)
         return True
 
 
