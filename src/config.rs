@@ -258,11 +258,7 @@ impl Flags {
         let dir = dir_or_default(self.dir)?;
         std::fs::create_dir_all(&dir)
             .map_err(|problem| ConfigError::Directory { dir: dir.display().to_string(), problem })?;
-        let max_size = match self.max_size {
-            Some(bytes) => bytes,
-            None => default_size(&dir)
-                .map_err(|problem| ConfigError::Directory { dir: dir.display().to_string(), problem })?,
-        };
+        let max_size = size_or_default(self.max_size, &dir)?;
         let memory_limit = self.memory_limit.unwrap_or_else(|| crate::rt::cores::memory_available() / 2);
         if memory_limit < limits::MEMORY_LIMIT_MIN {
             return Err(ConfigError::MemoryLimit(memory_limit));
@@ -352,6 +348,12 @@ pub fn dir_or_default(given: Option<PathBuf>) -> Result<PathBuf, ConfigError> {
     given.or_else(default_dir).ok_or(ConfigError::NoDirectory)
 }
 
+/// `--max_size`, in bytes.
+pub fn size_or_default(given: Option<u64>, dir: &Path) -> Result<u64, ConfigError> {
+    let failed = |problem| ConfigError::Directory { dir: dir.display().to_string(), problem };
+    given.map_or_else(|| default_size(dir).map_err(failed), Ok)
+}
+
 /// `--cores`.
 pub fn cores_or_every(given: Option<&str>) -> Result<CorePlan, ConfigError> {
     given.map_or_else(|| Ok(CorePlan::every_cpu()), |text| Ok(text.parse()?))
@@ -377,7 +379,7 @@ fn default_size(dir: &Path) -> std::io::Result<u64> {
 }
 
 /// GiB with fractions, to bytes.
-fn gib(text: &str) -> Result<u64, String> {
+pub fn gib(text: &str) -> Result<u64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number of GiB".to_owned())?;
     if !value.is_finite() || value <= 0.0 || value > (1u64 << 33) as f64 {
         return Err("must be more than 0 GiB".into());

@@ -72,7 +72,7 @@ impl Barrier {
     }
 
     /// Comes to the barrier, and waits for the others. Each core calls it once.
-    async fn pass(&self) {
+    pub async fn pass(&self) {
         if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.passed.trigger();
         }

@@ -20,7 +20,7 @@ def pytest_runtest_makereport(item, call):
     """Adds the ends of the servers' logs to the report of a failure, without lines of single requests."""
     report = (yield).get_result()
     if report.failed:
-        for server in list(running):
+        for server in [server for server in running if server.starts]:
             lines = [line for line in server.log.splitlines() if not ACCESS.search(line)]
             report.sections.append((f"log of the server on port {server.port}", "\n".join(lines[-25:])))
 

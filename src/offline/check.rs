@@ -1,6 +1,5 @@
 //! `ringcas check` and `ringcas stats`: a survey of all shards, and its report.
 
-use std::io::Write;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use super::findings::{Broken, Findings, What};
 use super::flags::{Check, Place, Stats};
 use super::report::{self, Subject};
 use super::survey::{Depth, Surveyor};
-use super::{Failure, Verdict};
+use super::{Failure, Verdict, print};
 use crate::limits::DISK_ALIGN;
 use crate::pure::segment::SegmentHeader;
 use crate::pure::shard_map::ShardId;
@@ -36,10 +35,6 @@ pub fn stats(flags: &Stats) -> Result<Verdict, Failure> {
         if flags.json { report::stats_json(&subject, &findings) } else { report::stats_text(&subject, &findings) };
     print(&text)?;
     Ok(Verdict::Fine)
-}
-
-fn print(text: &str) -> Result<(), Failure> {
-    std::io::stdout().write_all(text.as_bytes()).map_err(Failure::Print)
 }
 
 fn survey(place: &Place, depth: Depth, repairs: bool) -> Result<(Subject, Findings), Failure> {

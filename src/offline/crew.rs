@@ -21,6 +21,7 @@ pub struct Progress {
     done: AtomicU64,
     total: AtomicU64,
     noted: AtomicU64,
+    files: AtomicU64,
 }
 
 impl Progress {
@@ -35,6 +36,14 @@ impl Progress {
     /// Counts something that the line is to name.
     pub fn note(&self) {
         self.noted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn add_file(&self) {
+        self.files.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn files(&self) -> u64 {
+        self.files.load(Ordering::Relaxed)
     }
 
     /// What is done, of how much, and how many things were noted.

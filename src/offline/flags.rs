@@ -1,10 +1,10 @@
 //! The command lines of the tools.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 
-use crate::config::{self, ConfigError};
+use crate::config::{self, ConfigError, StorageMode};
 use crate::rt::cores::CorePlan;
 
 /// Works on a cache directory that no server runs on.
@@ -14,6 +14,9 @@ pub enum Tool {
     Check(Check),
     /// Say what a cache directory holds.
     Stats(Stats),
+    /// Take over the directory of a bazel-remote that has been stopped; exit code 1 when files were skipped that should
+    /// not be there as they are.
+    Import(Import),
 }
 
 /// Which directory, and how many cores.
@@ -49,6 +52,32 @@ pub struct Stats {
     /// Print the figures as JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(rename_all = "snake_case")]
+pub struct Import {
+    /// Directory of a bazel-remote that has been stopped; it is only read.
+    #[arg(long)]
+    pub from: PathBuf,
+    #[command(flatten)]
+    pub place: Place,
+    /// Size of the cache in GiB, as for the server. When not everything fits, what was used last is taken.
+    #[arg(long, env = "RINGCAS_MAX_SIZE", value_parser = config::gib)]
+    max_size: Option<u64>,
+    /// How blobs stand on disk, as for the server.
+    #[arg(long, env = "RINGCAS_STORAGE_MODE", default_value = "zstd")]
+    pub storage_mode: StorageMode,
+    /// Print the report as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Import {
+    /// The size of the cache in `dir`, in bytes.
+    pub fn max_size(&self, dir: &Path) -> Result<u64, ConfigError> {
+        config::size_or_default(self.max_size, dir)
+    }
 }
 
 impl Place {

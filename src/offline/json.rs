@@ -39,6 +39,11 @@ impl Json {
         self
     }
 
+    /// An item that is a text.
+    pub fn text_item(self, value: &str) -> Self {
+        self.item(quoted(value))
+    }
+
     pub fn end(mut self) -> String {
         self.out.push(self.close);
         self.out
@@ -76,8 +81,8 @@ mod tests {
     /// Goal: what is written is JSON, whatever the texts. Method: by hand, with every kind of member and of character.
     #[test]
     fn members_and_escapes() {
-        let list = Json::list().item(1).item(Json::object().end()).end();
+        let list = Json::list().item(1).text_item("x").item(Json::object().end()).end();
         let text = Json::object().raw("a", 1.5).text("b\"", "c\\\n\u{1}é").raw("d", list).end();
-        assert_eq!(text, r#"{"a":1.5,"b\"":"c\\\u000a\u0001é","d":[1,{}]}"#);
+        assert_eq!(text, r#"{"a":1.5,"b\"":"c\\\u000a\u0001é","d":[1,"x",{}]}"#);
     }
 }

@@ -10,11 +10,11 @@ use sha2::{Digest as _, Sha256};
 
 use super::{CallContext, Outgoing, Reply, Services, Status, check_digest_function, decode, parse_digest};
 use crate::limits;
-use crate::pure::action_result::{needs_rewrite, validate, without_contents};
+use crate::pure::action_result::{InvalidField, needs_rewrite, validate, without_contents};
 use crate::pure::digest::{Digest, Hash};
 use crate::pure::protobuf::Fields;
 use crate::rt::join::map_bounded;
-use crate::store::{ActionEntry, ActionKey, Encoding, Put, Store, read_raw};
+use crate::store::{ActionEntry, ActionKey, Encoding, Put, Store, StoreError, read_raw};
 use crate::wire::reapi::{self, ActionResult, GetActionResultRequest, UpdateActionResultRequest};
 
 /// `GetActionResult`. A stored result whose blobs are not all here never gets to this point (see `store::complete`).
@@ -57,37 +57,72 @@ pub async fn update_action_result<S: Store>(
     check_digest_function(request.digest_function)?;
     let key = action_key(services, &request.instance_name, request.action_digest.as_ref())?;
     let result = request.action_result.ok_or_else(|| Status::invalid("action_result: must be set"))?;
-    Ok(vec![store_result(services, key, result, sent).await?])
+    Ok(vec![store_result(&services.store, key, result, sent).await?])
 }
 
-/// Validates and stores a result, which came as the protobuf message `sent`, and returns what was stored.
+/// Why a result was not stored.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreResultError {
+    #[error("action_result: is no serialized ActionResult: {0}")]
+    Unparsable(#[from] prost::DecodeError),
+    #[error(transparent)]
+    Invalid(#[from] InvalidField),
+    #[error(
+        "action_result: has {len} bytes without inline contents, more than {max}",
+        max = limits::ACTION_RESULT_LEN_MAX
+    )]
+    TooLong { len: usize },
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl From<StoreResultError> for Status {
+    fn from(error: StoreResultError) -> Self {
+        match error {
+            StoreResultError::Store(error) => error.into(),
+            StoreResultError::Unparsable(_) | StoreResultError::Invalid(_) | StoreResultError::TooLong { .. } => {
+                Self::invalid(error.to_string())
+            }
+        }
+    }
+}
+
+/// Stores a serialized result, as `store_result`.
+pub async fn store_serialized_result<S: Store>(
+    store: &S,
+    key: ActionKey,
+    data: Bytes,
+) -> Result<Bytes, StoreResultError> {
+    let result = ActionResult::decode(data.clone())?;
+    store_result(store, key, result, Some(data)).await
+}
+
+/// Checks a result and stores it under `key`, its inline contents as blobs. `sent` is the result as it was serialized, if
+/// that is known. Returns what was stored.
 pub(super) async fn store_result<S: Store>(
-    services: &Services<S>,
+    store: &S,
     key: ActionKey,
     mut result: ActionResult,
     sent: Option<Bytes>,
-) -> Result<Bytes, Status> {
-    validate(&result).map_err(|error| Status::invalid(error.to_string()))?;
+) -> Result<Bytes, StoreResultError> {
+    validate(&result)?;
     let moved = take_inline(&mut result)?;
     // Why as it was sent: a newer client may have put in what this server does not know.
     let data = sent.and_then(|sent| without_contents(&sent, &result)).unwrap_or_else(|| result.encode_to_vec());
     let len = data.len();
     if len > limits::ACTION_RESULT_LEN_MAX {
-        return Err(Status::invalid(format!(
-            "action_result: has {len} bytes without inline contents, more than {}",
-            limits::ACTION_RESULT_LEN_MAX
-        )));
+        return Err(StoreResultError::TooLong { len });
     }
     let stored = map_bounded(moved, limits::BATCH_CONCURRENCY, async |(digest, data)| {
         let put = Put { digest, encoding: Encoding::Identity, data: vec![data], admitted: true };
-        services.store.put(put).await
+        store.put(put).await
     })
     .await;
     for outcome in stored {
         outcome?;
     }
     let data = if data.is_empty() { Bytes::from_static(EXIT_CODE_0) } else { data.into() };
-    services.store.action_put(key, data.clone()).await?;
+    store.action_put(key, data.clone()).await?;
     Ok(data)
 }
 
@@ -152,7 +187,7 @@ fn slot(result: &mut ActionResult, slot: Slot) -> (&mut Bytes, &mut Option<reapi
 }
 
 /// Takes inline contents out of a result that was validated, and leaves their digests.
-fn take_inline(result: &mut ActionResult) -> Result<Vec<(Digest, Bytes)>, Status> {
+fn take_inline(result: &mut ActionResult) -> Result<Vec<(Digest, Bytes)>, InvalidField> {
     let mut taken = Vec::new();
     for at in slots(result) {
         let (contents, named) = slot(result, at);
@@ -168,7 +203,7 @@ fn take_inline(result: &mut ActionResult) -> Result<Vec<(Digest, Bytes)>, Status
                 Slot::Stderr => "stderr_raw".to_owned(),
                 Slot::File(i) => format!("output_files[{i}].contents"),
             };
-            return Err(Status::invalid(format!("action_result.{field}: is not what the digest beside it says")));
+            return Err(InvalidField { field, problem: "is not what the digest beside it says".into() });
         }
         *named = Some(actual);
         taken.push((digest, data));
@@ -250,7 +285,6 @@ mod tests {
     use crate::pure::digest::EMPTY;
     use crate::service::testing::{self, Collected, wire};
     use crate::service::{Code, Options};
-    use crate::store::StoreError;
     use crate::store::fake::{FakeStore, digest_of};
     use crate::wire::reapi::{Directory, FileNode, OutputDirectory, OutputFile, Tree};
 

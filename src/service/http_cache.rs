@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 use super::action_cache::{self, mangled};
 use super::cas::store_blob;
 use super::refusal::Refusal;
-use super::{CallContext, Services, action_json};
+use super::{CallContext, Services, Status, action_json};
 use crate::limits;
 use crate::pure::digest::{Digest, EMPTY, Hash};
 use crate::pure::http_cache::{Range, Space, Target, accepts_zstd, names_etag};
@@ -261,7 +261,8 @@ async fn put_action<S: Store>(
             (result.map_err(|error| Refusal::new(400, format!("the body is no ActionResult: {error}")))?, Some(data))
         }
     };
-    action_cache::store_result(services, action_key(services, target), result, sent).await?;
+    let stored = action_cache::store_result(&services.store, action_key(services, target), result, sent).await;
+    stored.map_err(Status::from)?;
     Ok(PutOutcome::Stored)
 }
 
@@ -280,10 +281,20 @@ async fn put_raw<S: Store>(
         let stored = store_blob(services, &target.instance, digest, Encoding::Identity, data).await;
         stored.map_err(|error| refused(services, target, error))?;
     }
-    let stdout_digest = crate::wire::reapi::Digest { hash: digest.hash.to_hex(), size_bytes: digest.size as i64 };
-    let result = ActionResult { stdout_digest: Some(stdout_digest), ..Default::default() };
-    services.store.action_put(action_key(services, target), result.encode_to_vec().into()).await?;
+    services.store.action_put(action_key(services, target), raw_result(digest)).await?;
     Ok(PutOutcome::Stored)
+}
+
+/// The serialized ActionResult that stands for bytes which are none.
+pub fn raw_result(digest: Digest) -> Bytes {
+    let stdout_digest = crate::wire::reapi::Digest { hash: digest.hash.to_hex(), size_bytes: digest.size as i64 };
+    ActionResult { stdout_digest: Some(stdout_digest), ..Default::default() }.encode_to_vec().into()
+}
+
+/// The key of what is not validated: one of its own, so that gRPC clients never see it.
+pub fn raw_key(hash: Hash) -> ActionKey {
+    let hash = Hash(Sha256::new().chain_update(b"raw").chain_update(hash.0).finalize().into());
+    ActionKey { hash, size: None }
 }
 
 /// The answer to a write that the store refused. One that was not let in is logged.
@@ -294,14 +305,12 @@ fn refused<S>(services: &Services<S>, target: &Target, error: StoreError) -> Ref
     error.into()
 }
 
-/// The key of an action. What is not validated has keys of its own, so that gRPC clients never see it.
 fn action_key<S>(services: &Services<S>, target: &Target) -> ActionKey {
     let hash = mangled(services, &target.instance, target.hash);
     if services.options.check_http_actions {
         return ActionKey { hash, size: None };
     }
-    let hash = Hash(Sha256::new().chain_update(b"raw").chain_update(hash.0).finalize().into());
-    ActionKey { hash, size: None }
+    raw_key(hash)
 }
 
 /// The digest of an upload, if the cache takes blobs of that size.
