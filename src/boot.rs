@@ -10,12 +10,14 @@ use tracing_subscriber::EnvFilter;
 use crate::backend;
 use crate::backend::settings::Settings;
 use crate::backend::tls::{NoTrust, Trust};
+use crate::budget::Budget;
 use crate::config::{self, Config, ConfigError, Flags};
 use crate::limits;
 use crate::metrics::export::{self, Facts};
 use crate::net::accept::{self, ConnectionsMax};
 use crate::offline::{self, flags::Tool};
 use crate::percore::{self, Barrier, FirstCore, Kit};
+use crate::pure::memory_plan::{MemoryPlan, TooSmall, Use};
 use crate::rt::cores::{self, CoreDied, StartError};
 use crate::rt::signal::{self, Shutdown};
 use crate::rt::{self};
@@ -40,6 +42,8 @@ struct CommandLine {
 enum Failure {
     #[error(transparent)]
     Config(#[from] ConfigError),
+    #[error("--memory_limit: {0}. Raise it, or lower --ram_cache or --cores")]
+    Memory(#[from] TooSmall),
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error("{setting} {address}: {source}. Free the address, or give another one")]
@@ -93,11 +97,15 @@ fn serve(flags: Flags) -> Result<(), Failure> {
     })?;
     let grpc = bind("--grpc_address", config.grpc_address)?;
     let http = config.http_address.map(|address| bind("--http_address", address)).transpose()?;
-    announce(&config, &volume, &grpc, http.as_ref());
     let count = config.cores.len();
+    let flights = config.backends.as_ref().map_or(0, |_| config.memory_limit / limits::FLIGHT_MEMORY_PART);
+    let plan = MemoryPlan::new(config.memory_limit, config.ram_cache, flights, count, volume.shards())?;
+    let write_slots = config.write_slots.unwrap_or_else(|| writes_fit(&plan));
+    announce(&config, &plan, write_slots, &volume, &grpc, http.as_ref());
     let (pool, ports) = pool::wire(&volume, count);
     let routers = router::wire(count);
-    let connections = ConnectionsMax { grpc: limits::CONNECTIONS_MAX, http: limits::HTTP_CONNECTIONS_MAX };
+    let grpc_max = limits::CONNECTIONS_MAX.min((plan.apart_max() / limits::CONNECTION_HELD_LEN) as usize);
+    let connections = ConnectionsMax { grpc: grpc_max, http: limits::HTTP_CONNECTIONS_MAX };
     let (targets, inboxes) = accept::inboxes(count, connections);
     let facts = Facts {
         prefix: config.metrics_prefix.text(),
@@ -111,6 +119,7 @@ fn serve(flags: Flags) -> Result<(), Failure> {
     let mut meshes = backend::mesh::wire(if config.backends.is_some() { count } else { 0 }).into_iter();
     let (quiet, closed) = (Barrier::new(count), Barrier::new(count));
     let shed_log = ShedLog::default();
+    let budget = Budget::new(plan, count);
     let mut first = Some(FirstCore { pool, grpc, http, targets });
     let mut parts = ports.into_iter().zip(routers).zip(inboxes).zip(export::wire(count, &facts));
     let running = cores::launch(&config.cores, &shutdown, |core| {
@@ -128,6 +137,8 @@ fn serve(flags: Flags) -> Result<(), Failure> {
             first: first.take(),
             shutdown: shutdown.clone(),
             shed_log: shed_log.clone(),
+            budget: budget.clone(),
+            write_slots,
             quiet: quiet.clone(),
             closed: closed.clone(),
         };
@@ -152,8 +163,64 @@ fn bind(setting: &'static str, address: SocketAddr) -> Result<TcpListener, Failu
     }
 }
 
+/// How many writes of the largest blobs the memory limit has room for.
+fn writes_fit(plan: &MemoryPlan) -> u32 {
+    u32::try_from(Use::Writes.share_of(plan.peers) / limits::WRITE_HELD_LEN).unwrap_or(u32::MAX).max(1)
+}
+
+/// What the memory limit means, part by part, and the worst case of each thing that a peer can do.
+fn announce_memory(config: &Config, plan: &MemoryPlan, write_slots: u32) {
+    let mib = |bytes: u64| bytes >> 20;
+    let share = |used: Use| mib(used.share_of(plan.peers));
+    tracing::info!(
+        "memory limit {} MiB: hot records {}, fixed parts {}, buffers {}, reads through to backends {}, and for peers {}: connections and calls up to {}, \
+         and of what these leave now writes {}, decoders {}, replies {}, requests {}, windows {}, interrupted uploads {}",
+        mib(plan.limit),
+        mib(plan.hot),
+        mib(plan.fixed),
+        mib(plan.buffers),
+        mib(plan.flights),
+        mib(plan.peers),
+        mib(plan.apart_max()),
+        share(Use::Writes),
+        share(Use::Decoders),
+        share(Use::Replies),
+        share(Use::Requests),
+        share(Use::Windows),
+        mib(plan.parked()),
+    );
+    tracing::info!(
+        "at most: an idle connection {} KiB, an open call {} KiB besides its messages, an upload {} KiB, a read {} KiB; \
+         windows: {} KiB a stream, 64 to {} KiB a connection",
+        limits::CONNECTION_HELD_LEN >> 10,
+        limits::CALL_HELD_LEN >> 10,
+        limits::WRITE_HELD_LEN >> 10,
+        limits::READ_HELD_LEN >> 10,
+        config.stream_window >> 10,
+        (u64::from(config.stream_window) * u64::from(limits::HTTP2_CONNECTION_WINDOW_STREAMS)) >> 10,
+    );
+    tracing::info!(
+        "CAS writes: {write_slots} in flight at a time, others wait {:?} for a place and are then refused ({:?})",
+        config.write_queue_wait,
+        config.write_shed_status,
+    );
+    let fit = writes_fit(plan);
+    if write_slots > fit {
+        tracing::warn!(
+            "--max_inflight_cas_writes {write_slots}: --memory_limit has room for {fit} large ones at a time"
+        );
+    }
+}
+
 /// The start-up lines: what runs where, with which limits.
-fn announce(config: &Config, volume: &Volume, grpc: &TcpListener, http: Option<&TcpListener>) {
+fn announce(
+    config: &Config,
+    plan: &MemoryPlan,
+    write_slots: u32,
+    volume: &Volume,
+    grpc: &TcpListener,
+    http: Option<&TcpListener>,
+) {
     let address = grpc.local_addr().unwrap_or(config.grpc_address);
     let http = http.and_then(|http| http.local_addr().ok());
     tracing::info!("ringcas {} on {} cores, {} shards", env!("CARGO_PKG_VERSION"), config.cores.len(), volume.shards(),);
@@ -165,25 +232,7 @@ fn announce(config: &Config, volume: &Volume, grpc: &TcpListener, http: Option<&
         config.storage_mode,
         config.ack,
     );
-    tracing::info!(
-        "memory limit {} MiB, of which {} MiB for hot records; windows: {} KiB a stream, {} KiB a connection",
-        config.memory_limit >> 20,
-        config.ram_cache >> 20,
-        config.stream_window >> 10,
-        (config.stream_window as u64 * limits::HTTP2_CONNECTION_WINDOW_STREAMS as u64) >> 10,
-    );
-    tracing::info!(
-        "CAS writes: {} in flight at a time, others wait {:?} for a place and are then refused ({:?})",
-        config.write_slots,
-        config.write_queue_wait,
-        config.write_shed_status,
-    );
-    if let Some(wanted) = config.write_slots_wanted.filter(|&wanted| wanted > config.write_slots) {
-        tracing::warn!(
-            "--max_inflight_cas_writes {wanted}: half of --memory_limit has room for {}, and no more will be in flight",
-            config.write_slots,
-        );
-    }
+    announce_memory(config, plan, write_slots);
     if address.ip().is_unspecified() {
         tracing::warn!("anyone who reaches {address} can read and write this cache: there is no access control yet");
     }

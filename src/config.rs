@@ -52,7 +52,7 @@ pub struct Flags {
     #[arg(long, env = "RINGCAS_GRPC_INITIAL_WINDOW_SIZE", value_parser = window())]
     grpc_initial_window_size: Option<u32>,
     /// CAS writes in flight at a time, on all cores; others wait a little and are then refused. Reads, the action cache and
-    /// blobs that are present are never gated. Default, also for 0: a quarter of the memory limit, in parts of 464 KiB.
+    /// blobs that are present are never gated. Default, also for 0: as many of 720 KiB as the memory limit has room for.
     #[arg(long, env = "RINGCAS_MAX_INFLIGHT_CAS_WRITES")]
     max_inflight_cas_writes: Option<u32>,
     /// How long a CAS write waits for its turn before it is refused, such as 250ms; at most 60s.
@@ -202,10 +202,8 @@ pub struct Config {
     pub ack: Ack,
     /// Bytes.
     pub stream_window: u32,
-    /// CAS writes in flight on all cores, at most.
-    pub write_slots: u32,
-    /// What the operator asked for, if anything.
-    pub write_slots_wanted: Option<u32>,
+    /// CAS writes in flight on all cores, at most; `None` for as many as there is memory for.
+    pub write_slots: Option<u32>,
     pub write_queue_wait: Duration,
     pub write_shed_status: WriteShedStatus,
     /// Bytes.
@@ -276,8 +274,7 @@ impl Flags {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let backends = self.s3.resolve(self.storage_mode, cores.len(), memory_limit, variable)?;
         Ok(Config {
-            write_slots: write_slots(memory_limit, write_slots_wanted),
-            write_slots_wanted,
+            write_slots: write_slots_wanted,
             write_queue_wait: self.write_queue_wait,
             write_shed_status: self.write_shed_status,
             backends,
@@ -302,16 +299,6 @@ impl Flags {
             mangle_action_keys: self.enable_ac_key_instance_mangling,
             check_http_actions: !self.disable_http_ac_validation,
         })
-    }
-}
-
-/// How many writes the memory limit has room for: a quarter of it when the operator says nothing, else as many as he
-/// says, within half of it.
-fn write_slots(memory_limit: u64, wanted: Option<u32>) -> u32 {
-    let fit = |bytes: u64| u32::try_from(bytes / limits::WRITE_HELD_LEN as u64).unwrap_or(u32::MAX).max(1);
-    match wanted {
-        Some(wanted) => wanted.min(fit(2 * memory_limit / limits::WRITE_MEMORY_PART)),
-        None => fit(memory_limit / limits::WRITE_MEMORY_PART),
     }
 }
 
@@ -446,18 +433,6 @@ mod tests {
         let error = address("--grpc_address", "127.0.0.1").expect_err("no port");
         assert!(error.to_string().starts_with("--grpc_address \"127.0.0.1\""), "{error}");
         assert!(address("--grpc_address", ":99999").is_err());
-    }
-
-    /// Goal: writes in flight follow from the memory limit, and never take more than half of it. Method: the smallest, a
-    /// usual and a large limit, with and without a wish.
-    #[test]
-    fn write_slots_follow_the_memory() {
-        assert_eq!(write_slots(64 << 20, None), 35);
-        assert_eq!(write_slots(512 << 20, None), 282);
-        assert_eq!(write_slots(512 << 20, Some(2500)), 564);
-        assert_eq!(write_slots(512 << 20, Some(1)), 1);
-        assert_eq!(write_slots(12 << 30, Some(2500)), 2500);
-        assert_eq!(write_slots(u64::MAX / 4, None), u32::MAX);
     }
 
     /// Goal: clap accepts what the README shows. Method: clap's own self-check, and a bool in both forms.

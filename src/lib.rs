@@ -4,6 +4,7 @@
 
 pub mod backend;
 pub mod boot;
+pub mod budget;
 pub mod config;
 pub mod limits;
 pub mod metrics;

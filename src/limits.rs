@@ -10,12 +10,12 @@ pub const SMALL_BLOB_LEN_MAX: usize = FRAME_LEN;
 pub const CHUNK_LEN: usize = 64 << 10;
 /// Alignment of every disk read and write: offset, length and memory, in bytes.
 pub const DISK_ALIGN: usize = 4096;
-/// Spare disk buffers of one length that a core keeps, in bytes. Why so many: a core with 64 busy shards fills as many write
+/// Spare disk buffers of one length that a core keeps at most, in bytes. Why so many: a core with 64 busy shards fills as many write
 /// buffers at a time.
 pub const DISK_BUF_SPARE_MAX: usize = 16 << 20;
 /// The most that one read takes from a socket ahead of what was asked for, in bytes.
 pub const READ_AHEAD_LEN: usize = 256 << 10;
-/// Read-ahead buffers that the connections of one core hold at a time; further ones read without.
+/// Read-ahead buffers that the connections of one core hold at a time, at most; further ones read without.
 pub const READ_AHEAD_BUFS_MAX: usize = 32;
 /// The largest gRPC message that is accepted, in bytes (BuildGrid and BuildStream send 4 MiB and more).
 pub const GRPC_MESSAGE_LEN_MAX: usize = 16 << 20;
@@ -59,7 +59,7 @@ pub const DIRECTORY_LEN_MAX: u64 = REPLY_LEN_MAX as u64 - (4 << 10);
 pub const TREE_PAGE_LEN_MAX: u64 = 1 << 20;
 /// How long an interrupted upload is kept for its client to come back.
 pub const PARTIAL_UPLOAD_KEEP_MS: u64 = 5 * 60 * 1000;
-/// The smallest memory limit that leaves room for one connection window on each of a few cores, in bytes.
+/// The smallest memory limit that leaves room for peers beside the fixed parts of a small cache, in bytes.
 pub const MEMORY_LIMIT_MIN: u64 = 64 << 20;
 /// The size of a new cache when none is given, in bytes.
 pub const MAX_SIZE_DEFAULT: u64 = 10 << 30;
@@ -73,7 +73,11 @@ pub const HTTP2_FRAME_LEN_MAX: u32 = 256 << 10;
 pub const HTTP2_HEADER_LIST_LEN_MAX: u32 = 32 << 10;
 /// The window of a stream that is advertised by default, in bytes (`--grpc_initial_window_size`).
 pub const HTTP2_STREAM_WINDOW: u32 = 256 << 10;
-/// How many stream windows a connection window is: what the uploads of one connection can make us hold.
+/// A connection's window until it uploads, and at least, in bytes. Source: RFC 9113, 6.9.2: no setting changes it.
+pub const HTTP2_CONNECTION_WINDOW_MIN: u32 = 65_535;
+/// One connection's part of the memory for windows: one in this many bytes.
+pub const HTTP2_CONNECTION_WINDOW_PART: u64 = 32;
+/// How many stream windows a connection window is at most: what the uploads of one connection can make us hold.
 pub const HTTP2_CONNECTION_WINDOW_STREAMS: u32 = 16;
 /// Bytes of one stream's reply that HTTP/2 holds unsent before its handler has to wait.
 pub const HTTP2_SEND_BUFFER_LEN: usize = 256 << 10;
@@ -95,23 +99,17 @@ pub const WRITE_GATHER_LEN: usize = 64 << 10;
 pub const WRITE_COPY_LEN_MAX: usize = 8 << 10;
 /// Connections that may wait in a core's inbox.
 pub const ACCEPT_INBOX_LEN: usize = 256;
-/// Messages of at most this many bytes, requests and replies, are outside of what follows: all streams of a connection
-/// together hold half of its window by them.
+/// Messages of at most this many bytes, requests and replies, are within what a call is counted with.
 pub const SMALL_MESSAGE_LEN: usize = 4 << 10;
-/// Bytes of unary requests that each connection may make its core hold, whatever the others do: one full batch.
-pub const CONNECTION_REQUESTS_LEN: usize = 5 << 20;
-/// Bytes of replies, and of what is read ahead for them, that each connection may make its core hold until its client
-/// has read them, whatever the others do: one of the longest.
-pub const CONNECTION_REPLIES_LEN: usize = 5 << 20;
-/// The part of the memory limit that requests, and replies, of all connections may take beyond that: one in this many
-/// bytes for each of the two, split over the cores.
-pub const MESSAGE_MEMORY_PART: u64 = 8;
-/// What a core has for each of the two at least, whatever the memory limit: two of the largest messages.
-pub const MESSAGE_MEMORY_MIN: usize = 2 * GRPC_MESSAGE_LEN_MAX;
-/// And at most: more in flight makes nothing faster.
-pub const MESSAGE_MEMORY_MAX: usize = 128 << 20;
-/// Requests of one connection that may wait for memory half-sent; then its youngest is refused. Why so few: what they
-/// were sent stays in their windows, and all of these together must leave half of the connection's window to others.
+/// Memory that an open connection is counted with, in bytes; 19 KiB were measured for one that is idle.
+pub const CONNECTION_HELD_LEN: u64 = 24 << 10;
+/// Memory that an open call is counted with besides its messages, in bytes: its handler's state, its headers, what HTTP/2
+/// knows of its stream, and a small request and reply.
+pub const CALL_HELD_LEN: u64 = 16 << 10;
+/// How often whoever waits for memory looks whether another core has given some back.
+pub const MEMORY_WATCH_MS: u64 = 20;
+/// Requests of one connection that may wait for memory half-sent, at most; then its youngest is refused. Why so few: what
+/// they were sent stays in their windows, and all of these together must leave half of the connection's window to others.
 pub const REQUESTS_WAITING_MAX: usize = HTTP2_CONNECTION_WINDOW_STREAMS as usize / 2;
 /// How long a half-sent request waits for memory before it is refused.
 pub const REQUEST_WAIT_MS: u64 = 10_000;
@@ -122,6 +120,15 @@ pub const WRITE_IDLE_MS: u64 = 10 * 60 * 1000;
 /// Bytes that a Read holds at most while its client does not read: what HTTP/2 was given, what the disk read ahead, and
 /// a piece on its way between them.
 pub const READ_HELD_LEN: usize = HTTP2_SEND_BUFFER_LEN + (READ_AHEAD_FRAMES + 2) * FRAME_LEN;
+/// How long a reader may take nothing while memory for replies is scarce: then what it was to get next is given back, and
+/// read again when it goes on.
+pub const READ_YIELD_MS: u64 = 250;
+/// How long a client may take nothing of a reply that cannot be given back while memory is scarce; then it is cut off.
+pub const REPLY_STALL_MS: u64 = 10_000;
+/// What HTTP/2 may keep of a reader that has given its memory back, in bytes; who has more can be cut off.
+pub const READ_REST_LEN: usize = 64 << 10;
+/// A message to a reader has at least this many bytes, if there are as many, whatever its window.
+pub const READ_MESSAGE_LEN_MIN: usize = 16 << 10;
 /// Bytes that a GetTree holds at most while its client does not read: a page, and what the walk has read ahead.
 pub const GET_TREE_HELD_LEN: usize = 4 << 20;
 /// The largest request of the reflection service, in bytes.
@@ -132,13 +139,8 @@ pub const RESOURCE_NAME_LEN_MAX: usize = 4096;
 pub const READ_PIECE_LEN_MAX: usize = 1 << 20;
 
 const _: () = assert!(READ_PIECE_LEN_MAX < REPLY_LEN_MAX && FRAME_LEN <= READ_PIECE_LEN_MAX);
-const _: () = assert!(SMALL_MESSAGE_LEN * HTTP2_STREAMS_MAX as usize <= CONNECTION_WINDOW_DEFAULT / 2);
-const _: () = assert!(REPLY_LEN_MAX <= CONNECTION_REPLIES_LEN && BATCH_TOTAL_SIZE_MAX < CONNECTION_REQUESTS_LEN);
-const _: () = assert!(READ_HELD_LEN <= CONNECTION_REPLIES_LEN && GET_TREE_HELD_LEN <= CONNECTION_REPLIES_LEN);
-const _: () = assert!(ACTION_RESULT_LEN_MAX <= ACTION_HELD_LEN && ACTION_HELD_LEN <= CONNECTION_REPLIES_LEN);
-const CONNECTION_WINDOW_DEFAULT: usize = (HTTP2_STREAM_WINDOW * HTTP2_CONNECTION_WINDOW_STREAMS) as usize;
-/// The part of the memory limit that streaming zstd decoders may take: one in this many bytes.
-pub const DECODER_MEMORY_PART: u64 = 8;
+const _: () = assert!(3 * SMALL_MESSAGE_LEN as u64 <= CALL_HELD_LEN && CONNECTION_HELD_LEN <= 64 << 10);
+const _: () = assert!(ACTION_RESULT_LEN_MAX <= ACTION_HELD_LEN);
 /// gRPC connections that the server holds at a time; more are closed at once.
 pub const CONNECTIONS_MAX: usize = 60_000;
 /// HTTP/1.1 connections, likewise. Why counted apart: so that `/metrics` answers however many gRPC clients there are.
@@ -200,12 +202,22 @@ pub const PRESSURE_HEAVY_US: u32 = 20_000;
 /// Body bytes of an upload that travel together to its owner. At most three times as much may be on its way or gathered
 /// when a write returns, and so beyond the stream's window.
 pub const UPLOAD_MESSAGE_LEN: usize = 64 << 10;
-/// Memory that one write holds at most on its owner, in bytes: the open frame of an upload, what is on its way to it, and
-/// what names it; a compressed one has its decoder besides. A blob that is stored in one go holds less.
-pub const WRITE_HELD_LEN: usize = FRAME_LEN + 3 * UPLOAD_MESSAGE_LEN + (16 << 10);
-/// The part of the memory limit from which the number of write slots is derived: one in this many bytes. With
-/// `--max_inflight_cas_writes` it is at most twice as much.
-pub const WRITE_MEMORY_PART: u64 = 4;
+/// Memory that an upload of a blob of this size holds at most on its owner, in bytes: its open frame, one frame on its way
+/// to the drive, what is on its way to it, and what names it. A compressed one has its decoder besides.
+pub const fn write_held_len(size: u64) -> u64 {
+    let frame = if size < FRAME_LEN as u64 { size } else { FRAME_LEN as u64 };
+    let messages = if size < 3 * UPLOAD_MESSAGE_LEN as u64 { size } else { 3 * UPLOAD_MESSAGE_LEN as u64 };
+    2 * frame + messages + (16 << 10)
+}
+/// The same for the largest blobs: 720 KiB. The default number of write slots is what has room for as many of these.
+pub const WRITE_HELD_LEN: u64 = write_held_len(u64::MAX);
+/// Memory of a decoder besides its output, in bytes: tables and one block of input.
+pub const DECODER_BASE_LEN: usize = 300 << 10;
+/// The window that a decoder is expected to need, in bytes: that of zstd's levels up to 6, and of Bazel. More is taken when
+/// a stream asks for it.
+pub const DECODER_WINDOW_LEN: u64 = 2 << 20;
+/// How often a write that waits for memory looks for it.
+pub const WRITE_MEMORY_WATCH_MS: u64 = 10;
 /// How long a write waits for a slot when nothing else is said (`--write_queue_wait`), and at most.
 pub const WRITE_QUEUE_WAIT: Duration = Duration::from_millis(250);
 pub const WRITE_QUEUE_WAIT_MAX: Duration = Duration::from_secs(60);
@@ -220,7 +232,7 @@ pub const WRITE_GATE_TICK_MS: u64 = 50;
 pub const SHED_LINES_MAX: u32 = 10;
 /// Interrupted uploads that a core keeps.
 pub const PARKED_UPLOADS_MAX: usize = 256;
-/// Memory that a core's interrupted uploads hold, in bytes.
+/// Memory that a core's interrupted uploads hold, in bytes, whatever the memory limit.
 pub const PARKED_MEMORY_MAX: usize = 16 << 20;
 /// Disk space that a core's interrupted uploads hold, in raw bytes.
 pub const PARKED_DISK_MAX: u64 = 1 << 30;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::backend::mesh::MeshPort;
 use crate::backend::tls::Trust;
 use crate::backend::{Backends, Owner};
+use crate::budget::Budget;
 use crate::config::Config;
 use crate::limits;
 use crate::metrics::export::{Port, Reporter};
@@ -45,6 +46,9 @@ pub struct Kit {
     pub shutdown: Shutdown,
     /// Where writes that are refused are named: one log for all cores.
     pub shed_log: ShedLog,
+    pub budget: Budget,
+    /// CAS writes in flight on all cores.
+    pub write_slots: u32,
     /// Passed when no core serves clients any more: from then on no peer asks this core's worker for anything.
     pub quiet: Barrier,
     /// Passed when every core has closed its disk: from then on nobody needs the segment pool.
@@ -95,6 +99,8 @@ pub async fn run(kit: Kit) {
         first,
         shutdown,
         shed_log,
+        budget,
+        write_slots,
         quiet,
         closed,
     } = kit;
@@ -130,15 +136,21 @@ pub async fn run(kit: Kit) {
         };
         backends = Some((all, owner));
     }
+    let purse = budget.purse(cores == 1);
+    // A quarter of a core's buffers is for reading sockets, the rest for the drive.
+    let buffers = share(budget.plan().buffers);
+    rt::tcp::read_ahead(buffers / 4);
+    rt::file::keep_spare(buffers / 4 * 3);
     let worker = Worker::with_backends(
         disk.clone(),
         WorkerConfig {
             mode: config.storage_mode.into(),
             ram_bytes: share(config.ram_cache),
-            decoder_bytes: share(config.memory_limit / limits::DECODER_MEMORY_PART),
+            purse: purse.clone(),
+            parked_bytes: share(budget.plan().parked()),
             core,
             cores,
-            writes: WriteLimits::new(config.write_slots, config.write_queue_wait),
+            writes: WriteLimits::new(write_slots, config.write_queue_wait),
         },
         backends.as_ref().map(|(all, _)| all.clone()),
     );
@@ -148,10 +160,8 @@ pub async fn run(kit: Kit) {
     let router = router.start(worker.clone(), map);
     let health = Health::new(true);
     let services = Services::new(router.clone(), Rc::new(options), health.clone());
-    let message_memory = share(config.memory_limit / limits::MESSAGE_MEMORY_PART)
-        .clamp(limits::MESSAGE_MEMORY_MIN, limits::MESSAGE_MEMORY_MAX);
     let (exporter, reporter) = metrics.split();
-    let server = Server::new(services, Settings { stream_window: config.stream_window, message_memory }, exporter);
+    let server = Server::new(services, Settings { stream_window: config.stream_window, purse }, exporter);
     let counting = Rc::new(Counting {
         core,
         load: load.clone(),

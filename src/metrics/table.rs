@@ -162,8 +162,9 @@ table! {
     RamCacheEntries: Ours Gauge Count "ram_cache_entries" []
         "Records in memory."
     MemoryHeld: Ours Gauge Bytes "memory_held_bytes" ["use"]
-        "Memory held for requests, for replies until they have gone out, and for hot records. At the limit clients \
-         wait: raise --memory_limit, or lower their concurrency."
+        "Memory held for what clients do, by use: connections with their calls, requests, replies until they have gone \
+         out, writes, decoders, windows, and hot records. At its share of the limit each makes clients wait: raise \
+         --memory_limit, or lower their concurrency."
     MemoryLimit: Ours Gauge Bytes "memory_limit_bytes" []
         "What --memory_limit allows."
     Received: Ours Counter Bytes "received_bytes_total" ["protocol"]

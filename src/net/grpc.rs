@@ -22,6 +22,7 @@ use super::methods::Method;
 use super::payload::Payload;
 use super::responder::Responder;
 use super::server::{Gauge, Phase, PhaseWatch, Server, count};
+use crate::budget::Apart;
 use crate::limits;
 use crate::pure::grpc_frame::{self, Part};
 use crate::rt;
@@ -34,6 +35,11 @@ use crate::service::{
 };
 use crate::store::{Store, StoreError};
 
+const WRITE: &str = "/google.bytestream.ByteStream/Write";
+const BATCH_UPDATE: &str = "/build.bazel.remote.execution.v2.ContentAddressableStorage/BatchUpdateBlobs";
+const FIND_MISSING: &str = "/build.bazel.remote.execution.v2.ContentAddressableStorage/FindMissingBlobs";
+const UPDATE_ACTION: &str = "/build.bazel.remote.execution.v2.ActionCache/UpdateActionResult";
+const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
@@ -47,6 +53,10 @@ pub(super) fn start<S: Store>(
     mut respond: SendResponse<Payload>,
 ) {
     let (head, stream) = request.into_parts();
+    // Why not health: who looks after the server must see that it lives.
+    let is_exempt = head.uri.path() == HEALTH_CHECK;
+    let memory = server.settings.purse.apart_for(limits::CALL_HELD_LEN);
+    let is_full = memory.is_none() && !is_exempt;
     if let Some(status) = not_grpc(&head) {
         let mut response = Response::new(());
         *response.status_mut() = status;
@@ -60,13 +70,31 @@ pub(super) fn start<S: Store>(
     let responder = Responder::new(respond, shares.replies.clone());
     let timeout_given = timeout.flatten();
     let requests = shares.requests.clone();
-    let call =
-        Call { server: server.clone(), calls, requests, responder, timeout: timeout_given, drain: None, head, body };
+    let call = Call {
+        server: server.clone(),
+        calls,
+        requests,
+        responder,
+        timeout: timeout_given,
+        drain: None,
+        head,
+        body,
+        memory,
+    };
+    if is_full {
+        let text = "the calls that are open take all of the memory that they may: make fewer at a time";
+        return call.refuse(Method::Unknown, Status::new(Code::ResourceExhausted, text));
+    }
     if timeout == Some(None) {
         return call
             .refuse(Method::Unknown, Status::invalid("grpc-timeout: must be up to 8 digits and one of H M S m u n"));
     }
     dispatch(call);
+}
+
+/// True for calls whose requests may be long.
+pub(super) fn is_long(request: &Request<RecvStream>) -> bool {
+    [WRITE, BATCH_UPDATE, FIND_MISSING, UPDATE_ACTION].contains(&request.uri().path())
 }
 
 /// The HTTP status for a request that is no gRPC call. Source: PROTOCOL-HTTP2.md, "Requests". `te` is checked by h2.
@@ -85,22 +113,16 @@ fn not_grpc(head: &Parts) -> Option<StatusCode> {
 fn dispatch<S: Store>(call: Call<'_, S>) {
     match call.head.uri.path() {
         "/google.bytestream.ByteStream/Read" => call.server_streaming(Method::Read, byte_stream::read),
-        "/google.bytestream.ByteStream/Write" => call.write(Method::Write),
+        WRITE => call.write(Method::Write),
         "/google.bytestream.ByteStream/QueryWriteStatus" => {
             call.unary(Method::QueryWriteStatus, byte_stream::query_write_status)
         }
         "/build.bazel.remote.execution.v2.ActionCache/GetActionResult" => {
             call.unary_held(Method::GetActionResult, action_cache::get_action_result)
         }
-        "/build.bazel.remote.execution.v2.ActionCache/UpdateActionResult" => {
-            call.unary(Method::UpdateActionResult, action_cache::update_action_result)
-        }
-        "/build.bazel.remote.execution.v2.ContentAddressableStorage/FindMissingBlobs" => {
-            call.unary(Method::FindMissingBlobs, cas::find_missing_blobs)
-        }
-        "/build.bazel.remote.execution.v2.ContentAddressableStorage/BatchUpdateBlobs" => {
-            call.unary_named(Method::BatchUpdateBlobs, cas::batch_update_blobs)
-        }
+        UPDATE_ACTION => call.unary(Method::UpdateActionResult, action_cache::update_action_result),
+        FIND_MISSING => call.unary(Method::FindMissingBlobs, cas::find_missing_blobs),
+        BATCH_UPDATE => call.unary_named(Method::BatchUpdateBlobs, cas::batch_update_blobs),
         "/build.bazel.remote.execution.v2.ContentAddressableStorage/BatchReadBlobs" => {
             call.unary_held(Method::BatchReadBlobs, cas::batch_read_blobs)
         }
@@ -116,7 +138,7 @@ fn dispatch<S: Store>(call: Call<'_, S>) {
         "/build.bazel.remote.execution.v2.Capabilities/GetCapabilities" => {
             call.unary(Method::GetCapabilities, capabilities::get_capabilities)
         }
-        "/grpc.health.v1.Health/Check" => call.unary(Method::HealthCheck, health::check),
+        HEALTH_CHECK => call.unary(Method::HealthCheck, health::check),
         "/grpc.health.v1.Health/List" => call.unary(Method::HealthList, health::list),
         "/grpc.health.v1.Health/Watch" => call.without_end().server_streaming(Method::HealthWatch, health::watch),
         "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo" => {
@@ -144,6 +166,7 @@ struct Call<'a, S> {
     drain: Option<PhaseWatch>,
     head: Parts,
     body: Body,
+    memory: Option<Apart>,
 }
 
 impl<S: Store> Call<'_, S> {
@@ -234,11 +257,12 @@ impl<S: Store> Call<'_, S> {
     where
         W: AsyncFnOnce(Rc<Server<S>>, Responder, Body, HeaderMap) -> Result<(), Status> + 'static,
     {
-        let Self { server, calls, requests: _, responder, timeout, drain, head, body } = self;
+        let Self { server, calls, requests: _, responder, timeout, drain, head, body, memory } = self;
         responder.open_account(Account::open(server.counters.grpc.clone(), method, server.services.options.access_log));
         let deadline: Option<Sleep> = timeout.map(time::sleep);
         calls.spawn(async move {
             let _busy = rt::busy();
+            let _memory = memory;
             let _open = Gauge::enter(&server.counters.calls_open);
             // Why boxed: the handler's state is some kilobytes, and a task is moved several times before it runs.
             let work = Box::pin(work(server.clone(), responder.clone(), body, head.headers));

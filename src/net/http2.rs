@@ -12,7 +12,9 @@ use super::gather::Gathered;
 use super::grpc;
 use super::payload::Payload;
 use super::server::{Gauge, Phase, PhaseWatch, Server, Settings, count};
+use crate::budget::{Claim, Grant};
 use crate::limits;
+use crate::pure::memory_plan::Use;
 use crate::rt::gate::Gate;
 use crate::rt::time;
 use crate::store::Store;
@@ -23,10 +25,14 @@ where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     S: Store,
 {
+    let Some(_memory) = server.settings.purse.apart_for(limits::CONNECTION_HELD_LEN) else {
+        count(&server.counters.connections_failed);
+        return tracing::debug!("a connection was closed: those that are open take all of their memory");
+    };
     let _open = Gauge::enter(&server.counters.connections);
     let io = Gathered::new(io, server.buffers.clone());
     let watch = server.watch_phase();
-    let handshake = handshake(&io, server.settings, &watch);
+    let handshake = handshake(&io, server.settings.stream_window, &watch);
     let connection = match time::timeout(server.preface_timeout.get(), handshake).await {
         Ok(Some(Ok(connection))) => connection,
         Ok(Some(Err(error))) => return failed(&server, &error),
@@ -55,12 +61,12 @@ fn failed<S>(server: &Server<S>, error: &h2::Error) {
 /// Sends our settings and waits for the client's preface. `None` when the server stops meanwhile.
 async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
     io: &Gathered<T>,
-    settings: Settings,
+    stream_window: u32,
     watch: &PhaseWatch,
 ) -> Option<Result<Connection<Gathered<T>, Payload>, h2::Error>> {
     let mut handshake = Builder::new()
-        .initial_window_size(settings.stream_window)
-        .initial_connection_window_size(settings.stream_window * limits::HTTP2_CONNECTION_WINDOW_STREAMS)
+        .initial_window_size(stream_window)
+        .initial_connection_window_size(limits::HTTP2_CONNECTION_WINDOW_MIN)
         .max_frame_size(limits::HTTP2_FRAME_LEN_MAX)
         .max_concurrent_streams(limits::HTTP2_STREAMS_MAX)
         .max_header_list_size(limits::HTTP2_HEADER_LIST_LEN_MAX)
@@ -101,6 +107,8 @@ where
     let mut told = Phase::Serving;
     let mut farewell: Option<time::Sleep> = None;
     let shares = server.shares();
+    let mut window: Option<Grant> = None;
+    shares.requests.allow_waiting(0);
     // Each poll is a turn: all that has come is read, all calls that came are started, all that they have said is sent.
     std::future::poll_fn(|context| {
         let phase = watch.poll_phase(context);
@@ -118,7 +126,13 @@ where
         }
         loop {
             match connection.poll_accept(context) {
-                Poll::Ready(Some(Ok((request, respond)))) => grpc::start(server, calls, &shares, request, respond),
+                Poll::Ready(Some(Ok((request, respond)))) => {
+                    if window.is_none() && grpc::is_long(&request) {
+                        window = larger_window(&server.settings, &mut connection);
+                        shares.requests.allow_waiting(waiting_max(server.settings.stream_window, &window));
+                    }
+                    grpc::start(server, calls, &shares, request, respond);
+                }
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error)),
                 Poll::Ready(None) => return Poll::Ready(Ok(())),
                 Poll::Pending => break,
@@ -138,4 +152,25 @@ where
         Poll::Pending
     })
     .await
+}
+
+/// How many requests of a connection may wait for memory half-sent: as many as leave half of its window to others.
+fn waiting_max(stream_window: u32, window: &Option<Grant>) -> usize {
+    let window = window.as_ref().map_or(0, Grant::len) / (2 * u64::from(stream_window));
+    usize::try_from(window).unwrap_or(usize::MAX).min(limits::REQUESTS_WAITING_MAX)
+}
+
+/// Gives a connection that uploads a larger window, as far as there is memory for it; it keeps it to its end, because
+/// what a peer has been allowed to send cannot be taken back.
+fn larger_window<T>(settings: &Settings, connection: &mut Connection<Gathered<T>, Payload>) -> Option<Grant>
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    let min = limits::HTTP2_CONNECTION_WINDOW_MIN;
+    let most = settings.stream_window.saturating_mul(limits::HTTP2_CONNECTION_WINDOW_STREAMS).saturating_sub(min);
+    let part = settings.purse.share(Use::Windows) / limits::HTTP2_CONNECTION_WINDOW_PART;
+    let more = u32::try_from(part).unwrap_or(u32::MAX).min(most);
+    let grant = settings.purse.grant(Use::Windows, u64::from(more), Claim::Further)?;
+    connection.set_target_window_size(min + more);
+    Some(grant)
 }

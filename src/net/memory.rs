@@ -1,42 +1,36 @@
 //! Memory for messages that are held as a whole: requests on their way in, replies until they have gone out.
 //!
-//! A connection has room of its own, so that nobody else can keep it from being served, and beyond that all share what
-//! the core has. Who finds no room waits, the oldest first.
+//! All connections share what the memory limit has for them; the last quarter is for those that hold nothing yet, so that
+//! few busy ones cannot keep others from being served. Who finds no room waits, the oldest first.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
+use crate::budget::{Claim, Purse};
 use crate::limits;
+use crate::pure::memory_plan::Use;
+use crate::rt;
 use crate::rt::local::Local;
-
-/// The bounds of one kind of message on one core.
-#[derive(Debug, Clone, Copy)]
-pub struct Bounds {
-    /// Bytes that each connection has for itself. Its first room is granted even when it is larger.
-    pub own: usize,
-    /// Bytes that the connections share beyond that; one connection gets half of them at most.
-    pub shared: usize,
-    /// Rooms of one connection that may wait; beyond that the youngest gives way.
-    pub waiting: usize,
-}
 
 /// The memory of one core for one kind of message. Clones are the same memory.
 #[derive(Clone)]
 pub struct Memory {
-    bounds: Bounds,
+    purse: Purse,
+    used: Use,
     core: Local<Core>,
 }
 
 #[derive(Default)]
 struct Core {
-    /// Bytes taken of what is shared.
-    shared: usize,
     /// Bytes held in all.
     held: usize,
-    /// Who waits for shared bytes, by the number of its room: at most one of each connection.
+    /// Who waits, by the number of its room: at most one of each connection.
     queue: BTreeMap<u64, Waker>,
     rooms: u64,
+    /// A task looks whether other cores have given something back.
+    is_watched: bool,
 }
 
 /// One connection's part. Clones are the same part.
@@ -48,8 +42,9 @@ pub struct Share {
 
 #[derive(Default)]
 struct Part {
-    own: usize,
-    shared: usize,
+    held: usize,
+    /// Rooms that may wait; beyond that the youngest gives way.
+    waiting_max: usize,
     /// Who waits, by the number of its room.
     waiting: BTreeMap<u64, Waker>,
 }
@@ -59,8 +54,7 @@ pub struct Room {
     share: Share,
     /// Lower is older.
     number: u64,
-    own: Cell<usize>,
-    shared: Cell<usize>,
+    held: Cell<usize>,
 }
 
 /// Too many of this connection wait, and this room is the youngest of them.
@@ -68,29 +62,64 @@ pub struct Room {
 pub struct GaveWay;
 
 impl Memory {
-    pub fn new(bounds: Bounds) -> Self {
-        Self { bounds, core: Local::new(Core::default()) }
+    pub fn new(purse: Purse, used: Use) -> Self {
+        Self { purse, used, core: Local::new(Core::default()) }
     }
 
     /// The part of a new connection.
+    /// Any number of its rooms may wait, until `allow_waiting` says otherwise.
     pub fn share(&self) -> Share {
-        Share { memory: self.clone(), part: Local::new(Part::default()) }
+        let part = Part { waiting_max: usize::MAX, ..Part::default() };
+        Share { memory: self.clone(), part: Local::new(part) }
     }
 
     /// Bytes held now.
     pub fn held(&self) -> usize {
         self.core.with(|core| core.held)
     }
+
+    /// Bytes that one connection may have beyond its first room: half of what all may have.
+    pub fn connection_max(&self) -> usize {
+        usize::try_from(self.purse.share(self.used) / 2).unwrap_or(usize::MAX)
+    }
+
+    /// Sees to it that whoever waits learns when another core has given something back.
+    ///
+    /// Why by looking: it is needed only when memory is out, and then a message for each return would be one too many.
+    fn watch(&self) {
+        if self.purse.is_alone() || self.core.with(|core| std::mem::replace(&mut core.is_watched, true)) {
+            return;
+        }
+        let memory = self.clone();
+        rt::spawn(async move {
+            let first = |core: &mut Core| core.queue.first_key_value().map(|(_, waker)| waker.clone());
+            while let Some(waker) = memory.core.with(first) {
+                waker.wake();
+                rt::time::sleep(Duration::from_millis(limits::MEMORY_WATCH_MS)).await;
+            }
+            memory.core.with(|core| core.is_watched = false);
+        });
+    }
 }
 
 impl Share {
+    /// So many rooms may wait from now on.
+    pub fn allow_waiting(&self, rooms: usize) {
+        self.part.with(|part| part.waiting_max = rooms);
+    }
+
+    /// True when more than half of the memory is taken.
+    pub fn is_scarce(&self) -> bool {
+        self.memory.purse.is_scarce(self.memory.used)
+    }
+
     /// An empty room.
     pub fn room(&self) -> Room {
         let number = self.memory.core.with(|core| {
             core.rooms += 1;
             core.rooms
         });
-        Room { share: self.clone(), number, own: Cell::new(0), shared: Cell::new(0) }
+        Room { share: self.clone(), number, held: Cell::new(0) }
     }
 
     /// Wakes those whose turn may have come.
@@ -105,7 +134,7 @@ impl Share {
 impl Room {
     /// Bytes held.
     pub fn held(&self) -> usize {
-        self.own.get() + self.shared.get()
+        self.held.get()
     }
 
     /// Takes `more` bytes, after waiting for them if need be.
@@ -121,57 +150,51 @@ impl Room {
 
     /// Gives back all but `len` bytes.
     pub fn shrink_to(&self, len: usize) {
-        let excess = self.held().saturating_sub(len);
-        let shared = excess.min(self.shared.get());
-        self.give_back(excess - shared, shared);
+        self.give_back(self.held().saturating_sub(len));
     }
 
     /// Takes `more` bytes unless an older room of the connection waits, or there are none.
     pub fn try_grow(&self, more: usize) -> bool {
-        let Share { memory: Memory { bounds, core }, part } = &self.share;
+        let Share { memory, part } = &self.share;
+        let Memory { purse, used, core, .. } = memory;
+        let connection_max = memory.connection_max();
         part.with(|part| {
             if part.waiting.first_key_value().is_some_and(|(&first, _)| first < self.number) {
                 return false;
             }
             core.with(|core| {
                 let is_next = core.queue.first_key_value().is_none_or(|(&first, _)| first >= self.number);
-                if part.own == 0 || part.own + more <= bounds.own {
-                    part.own += more;
-                    self.own.set(self.own.get() + more);
-                } else if is_next && part.shared + more <= bounds.shared / 2 && core.shared + more <= bounds.shared {
-                    part.shared += more;
-                    core.shared += more;
-                    self.shared.set(self.shared.get() + more);
-                } else {
+                let held = self.held.get();
+                let is_only = part.held == held;
+                let claim = if is_only { Claim::First { held: held as u64 } } else { Claim::Further };
+                let may = is_only || (is_next && part.held + more <= connection_max);
+                if !may || !purse.take(*used, more as u64, claim) {
                     return false;
                 }
+                part.held += more;
+                self.held.set(self.held.get() + more);
                 core.held += more;
                 true
             })
         })
     }
 
-    fn give_back(&self, own: usize, shared: usize) {
-        if own + shared == 0 {
+    fn give_back(&self, len: usize) {
+        if len == 0 {
             return;
         }
-        self.own.set(self.own.get() - own);
-        self.shared.set(self.shared.get() - shared);
-        self.share.part.with(|part| {
-            part.own -= own;
-            part.shared -= shared;
-        });
-        self.share.memory.core.with(|core| {
-            core.shared -= shared;
-            core.held -= own + shared;
-        });
+        let Share { memory, part } = &self.share;
+        self.held.set(self.held.get() - len);
+        part.with(|part| part.held -= len);
+        memory.core.with(|core| core.held -= len);
+        memory.purse.give(memory.used, len as u64);
         self.share.wake_next();
     }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        self.give_back(self.own.get(), self.shared.get());
+        self.give_back(self.held.get());
     }
 }
 
@@ -183,7 +206,9 @@ struct Turn<'a> {
 
 impl Turn<'_> {
     fn poll(&mut self, context: &Context<'_>, more: usize) -> Poll<Result<(), GaveWay>> {
-        let Room { share: Share { memory: Memory { bounds, core }, part }, number, .. } = self.room;
+        let Room { share: Share { memory, part }, number, .. } = self.room;
+        let core = &memory.core;
+        let connection_max = memory.connection_max();
         if self.waits && part.with(|part| !part.waiting.contains_key(number)) {
             return Poll::Ready(Err(GaveWay));
         }
@@ -194,12 +219,17 @@ impl Turn<'_> {
         let waker = context.waker();
         let (replaced, in_line, youngest, overtaken) = part.with(|part| {
             let replaced = part.waiting.insert(*number, waker.clone());
-            let youngest = if part.waiting.len() > bounds.waiting { part.waiting.pop_last() } else { None };
+            let youngest = if part.waiting.len() > part.waiting_max { part.waiting.pop_last() } else { None };
             let is_first = part.waiting.first_key_value().is_some_and(|(first, _)| first == number);
             // Why: it may have to leave the queue of the core to this one.
             let overtaken = part.waiting.values().nth(1).filter(|_| is_new && is_first).cloned();
-            // Why only then: who has its half of what is shared waits for its own connection, not for others.
-            (replaced, is_first && part.shared + more <= bounds.shared / 2, youngest, overtaken)
+            // Why only then: who has its half of all waits for its own connection, not for others.
+            (
+                replaced,
+                is_first && (part.held == self.room.held.get() || part.held + more <= connection_max),
+                youngest,
+                overtaken,
+            )
         });
         let (known, was_next) = core.with(|core| {
             let was_next = core.queue.first_key_value().is_some_and(|(first, _)| first == number);
@@ -212,6 +242,9 @@ impl Turn<'_> {
         overtaken.into_iter().for_each(Waker::wake);
         if was_next {
             self.room.share.wake_next();
+        }
+        if is_new {
+            memory.watch();
         }
         match youngest {
             Some((youngest, _)) if youngest == *number => return Poll::Ready(Err(GaveWay)),
@@ -241,17 +274,6 @@ pub struct Shares {
     pub replies: Share,
 }
 
-/// The bounds of requests, of which a core holds `shared` bytes besides each connection's own.
-pub fn request_bounds(shared: usize) -> Bounds {
-    Bounds { own: limits::CONNECTION_REQUESTS_LEN, shared, waiting: limits::REQUESTS_WAITING_MAX }
-}
-
-/// The bounds of replies, of which a core holds `shared` bytes besides each connection's own. Any number of calls may
-/// wait for room: they hold nothing yet.
-pub fn reply_bounds(shared: usize) -> Bounds {
-    Bounds { own: limits::CONNECTION_REPLIES_LEN, shared, waiting: usize::MAX }
-}
-
 #[cfg(test)]
 mod tests {
     use std::pin::Pin;
@@ -260,7 +282,10 @@ mod tests {
     use super::*;
     use crate::rt::time::{self, Either};
 
-    const BOUNDS: Bounds = Bounds { own: 10, shared: 100, waiting: 2 };
+    /// Memory of 100 bytes: 75 for all, of which one connection has 50 at most, and 25 for first rooms.
+    fn memory() -> Memory {
+        Memory::new(Purse::alone(400), Use::Replies)
+    }
 
     type Growing<'a> = Pin<Box<dyn Future<Output = Result<(), GaveWay>> + 'a>>;
 
@@ -274,41 +299,46 @@ mod tests {
         room
     }
 
-    /// Goal: bounds hold to the byte, each connection keeps its own room, and everything comes back. Method: two
-    /// connections take all that is shared; a third one still has its own.
+    /// Goal: bounds hold to the byte, a connection that holds nothing finds room though others are busy, and everything
+    /// comes back. Method: two connections take all that they may; a third one still has its first room.
     #[test]
     fn is_bounded() {
-        let memory = Memory::new(BOUNDS);
+        let memory = memory();
         let [a, b, c] = [(); 3].map(|()| memory.share());
-        let rooms = [taken(&a, 10), taken(&a, 50), taken(&b, 10), taken(&b, 50)];
+        let rooms = [taken(&a, 10), taken(&a, 40), taken(&b, 10), taken(&b, 15)];
         for share in [&a, &b] {
             assert!(!share.room().try_grow(1));
         }
-        let own = taken(&c, 10);
-        assert!(!c.room().try_grow(1));
-        assert_eq!(memory.held(), 130);
+        assert!(!c.room().try_grow(26));
+        let own = taken(&c, 25);
+        assert!(!c.room().try_grow(1) && !memory.share().room().try_grow(1));
+        assert_eq!(memory.held(), 100);
         rooms[1].shrink_to(20);
-        assert_eq!((rooms[1].held(), memory.held()), (20, 100));
-        let more = taken(&c, 30);
-        drop((rooms, more));
+        assert_eq!((rooms[1].held(), memory.held()), (20, 80));
+        drop(rooms);
+        let more = taken(&c, 25);
+        assert!(!c.room().try_grow(1), "half for one");
+        drop(more);
         own.shrink_to(3);
         assert_eq!(memory.held(), 3);
         own.shrink_to(5);
         assert_eq!(own.held(), 3);
         drop(own);
-        let large = taken(&c, 1000);
-        assert_eq!(memory.held(), 1000, "a connection's first message is never too large");
+        let large = taken(&c, 900);
+        assert!(large.try_grow(100), "who is alone is never too large");
+        assert!(!memory.share().room().try_grow(1));
         drop(large);
-        assert_eq!((memory.held(), memory.core.with(|core| core.shared)), (0, 0));
+        assert_eq!(memory.held(), 0);
     }
 
     /// Goal: the oldest of a connection is first, others do not overtake it, the youngest gives way when too many wait,
     /// and a wait that is given up leaves nothing. Method: polls by hand.
     #[test]
     fn the_oldest_is_first() {
-        let memory = Memory::new(Bounds { shared: 0, ..BOUNDS });
+        let memory = memory();
         let share = memory.share();
-        let full = taken(&share, 10);
+        share.allow_waiting(2);
+        let full = taken(&share, 50);
         let [old, middle, young] = [(); 3].map(|()| share.room());
         let mut middle_grows: Growing = Box::pin(middle.grow(4));
         let mut young_grows: Growing = Box::pin(young.grow(1));
@@ -317,7 +347,7 @@ mod tests {
         assert!(poll(&mut old_grows).is_pending());
         assert_eq!(poll(&mut young_grows), Poll::Ready(Err(GaveWay)));
         drop(young_grows);
-        full.shrink_to(4);
+        full.shrink_to(44);
         assert!(poll(&mut middle_grows).is_pending() && !share.room().try_grow(1), "no overtaking");
         assert!(poll(&mut old_grows).is_pending());
         drop(old_grows);
@@ -332,25 +362,25 @@ mod tests {
     /// Method: one connection at its half waits, then two others; room comes back.
     #[test]
     fn shared_room_goes_in_order() {
-        let memory = Memory::new(BOUNDS);
+        let memory = memory();
         let [greedy, other, a, b] = [(); 4].map(|()| memory.share());
-        let rooms = [&greedy, &other, &a, &b].map(|share| taken(share, 10));
-        let half = [taken(&greedy, 50), taken(&other, 50)];
+        let rooms = [&greedy, &other, &a, &b].map(|share| taken(share, 2));
+        let half = [taken(&greedy, 48), taken(&other, 19)];
         let [more, first, second] = [greedy.room(), a.room(), b.room()];
         let mut greedy_grows: Growing = Box::pin(more.grow(1));
-        let mut first_grows: Growing = Box::pin(first.grow(30));
-        let mut second_grows: Growing = Box::pin(second.grow(20));
+        let mut first_grows: Growing = Box::pin(first.grow(10));
+        let mut second_grows: Growing = Box::pin(second.grow(2));
         for growing in [&mut greedy_grows, &mut first_grows, &mut second_grows] {
             assert!(poll(growing).is_pending());
         }
-        half[1].shrink_to(25);
-        assert!(poll(&mut second_grows).is_pending(), "20 would fit, but 30 came first");
+        half[1].shrink_to(12);
+        assert!(poll(&mut second_grows).is_pending(), "2 would fit, but 10 came first");
         half[1].shrink_to(0);
         assert!(poll(&mut greedy_grows).is_pending());
         assert_eq!(poll(&mut first_grows), Poll::Ready(Ok(())));
         assert_eq!(poll(&mut second_grows), Poll::Ready(Ok(())));
-        half[0].shrink_to(49);
-        assert!(poll(&mut greedy_grows).is_ready() || memory.core.with(|core| core.shared) == 99);
+        half[0].shrink_to(47);
+        assert_eq!(poll(&mut greedy_grows), Poll::Ready(Ok(())));
         drop((greedy_grows, first_grows, second_grows));
         drop((rooms, half, more, first, second));
         assert_eq!(memory.held(), 0);
@@ -362,7 +392,7 @@ mod tests {
     fn nobody_is_forgotten() {
         for seed in 0..50u64 {
             crate::rt::cores::block_on(async move {
-                let memory = Memory::new(Bounds { own: 8, shared: 20, waiting: usize::MAX });
+                let memory = Memory::new(Purse::alone(4 * 28), Use::Replies);
                 let shares = [(); 3].map(|()| memory.share());
                 let gate = crate::rt::gate::Gate::default();
                 for task in 0..60u64 {

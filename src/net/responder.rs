@@ -1,8 +1,10 @@
 //! The reply side of a call: headers, messages, status.
 
 use std::cell::RefCell;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Buf as _;
 use h2::SendStream;
@@ -15,6 +17,7 @@ use super::memory::{GaveWay, Room, Share};
 use super::payload::{Payload, Rooms};
 use crate::limits;
 use crate::pure::grpc_frame::{self, Part};
+use crate::rt::time::{self, Sleep};
 use crate::service::reply::pieces_len;
 use crate::service::{Code, Outgoing, Reply, Status};
 
@@ -38,6 +41,10 @@ struct Answer {
     /// What the call holds for its reply. Each message that HTTP/2 still has keeps its own hold on it.
     rooms: Rooms,
     replies: Share,
+    /// Bytes of the last message.
+    last_len: usize,
+    /// The client has taken nothing for too long: what it was sent is dropped.
+    is_stalled: bool,
 }
 
 enum Stage {
@@ -50,7 +57,14 @@ enum Stage {
 
 impl Responder {
     pub(super) fn new(respond: SendResponse<Payload>, replies: Share) -> Self {
-        let answer = Answer { stage: Stage::New(respond), account: None, rooms: Rooms::default(), replies };
+        let answer = Answer {
+            stage: Stage::New(respond),
+            account: None,
+            rooms: Rooms::default(),
+            replies,
+            last_len: 0,
+            is_stalled: false,
+        };
         Self(Rc::new(RefCell::new(answer)))
     }
 
@@ -86,6 +100,7 @@ impl Responder {
     pub(super) fn send_now(&mut self, message: Reply) -> Result<(), Status> {
         let answer = &mut *self.0.borrow_mut();
         let payload = Payload::message(message, answer.rooms.clone());
+        answer.last_len = payload.remaining();
         if let Some(account) = &mut answer.account {
             account.message_sent(payload.remaining());
         }
@@ -100,8 +115,8 @@ impl Responder {
     }
 
     /// Waits until HTTP/2 may send at least one byte more than it holds. The first message always may be handed over.
-    fn poll_room(&self, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
-        let Stage::Streaming(stream) = &mut self.0.borrow_mut().stage else { return Poll::Ready(Ok(())) };
+    fn poll_room(&self, context: &mut Context<'_>) -> Poll<Result<usize, Status>> {
+        let Stage::Streaming(stream) = &mut self.0.borrow_mut().stage else { return Poll::Ready(Ok(usize::MAX)) };
         stream.reserve_capacity(limits::HTTP2_SEND_BUFFER_LEN);
         while stream.capacity() == 0 {
             match ready!(stream.poll_capacity(context)) {
@@ -109,7 +124,25 @@ impl Responder {
                 Some(Err(_)) | None => return Poll::Ready(Err(gone())),
             }
         }
-        Poll::Ready(Ok(()))
+        Poll::Ready(Ok(stream.capacity()))
+    }
+
+    /// Waits for room. `None` when there was none for `patience` while memory was scarce.
+    async fn room_within(&self, patience: Duration) -> Result<Option<usize>, Status> {
+        let mut waited: Option<Sleep> = None;
+        std::future::poll_fn(|context| {
+            if let Poll::Ready(room) = self.poll_room(context) {
+                return Poll::Ready(room.map(Some));
+            }
+            loop {
+                ready!(Pin::new(waited.get_or_insert_with(|| time::sleep(patience))).poll(context));
+                if self.0.borrow().replies.is_scarce() {
+                    return Poll::Ready(Ok(None));
+                }
+                waited = None;
+            }
+        })
+        .await
     }
 
     /// Ready when the client has reset the stream or the connection is gone.
@@ -132,6 +165,8 @@ impl Responder {
             account.finish(code);
         }
         match std::mem::replace(&mut answer.stage, Stage::Ended) {
+            // Why without a status: it would wait behind what is not taken.
+            Stage::Streaming(mut stream) if answer.is_stalled => stream.send_reset(h2::Reason::CANCEL),
             Stage::New(mut respond) => {
                 let mut response = headers_response();
                 add_status(response.headers_mut(), code, status.as_ref());
@@ -155,7 +190,31 @@ impl Outgoing for Responder {
     }
 
     async fn ready(&mut self) -> Result<(), Status> {
-        std::future::poll_fn(|context| self.poll_room(context)).await
+        while self.room_within(Duration::from_millis(limits::REPLY_STALL_MS)).await?.is_none() {
+            let answer = &mut *self.0.borrow_mut();
+            if answer.rooms.reply.is_some() {
+                answer.is_stalled = true;
+                let text = "the client took nothing of the reply for too long, and others wait for its memory";
+                return Err(Status::new(Code::Unavailable, text));
+            }
+        }
+        Ok(())
+    }
+
+    async fn room(&mut self) -> Result<Option<usize>, Status> {
+        self.room_within(Duration::from_millis(limits::READ_YIELD_MS)).await
+    }
+
+    fn release(&mut self) {
+        let Answer { rooms, last_len, .. } = &mut *self.0.borrow_mut();
+        match &rooms.reply {
+            Some(room) if *last_len > limits::READ_REST_LEN => room.shrink_to(*last_len),
+            Some(room) => {
+                room.shrink_to(*last_len);
+                rooms.reply = None;
+            }
+            None => {}
+        }
     }
 
     async fn hold(&mut self, len: usize) -> Result<(), Status> {

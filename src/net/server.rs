@@ -12,30 +12,26 @@ use super::accept::Kind;
 use super::gather::Buffers;
 use super::http1::{self, HttpCounters, Patience};
 use super::http2;
-use super::memory::{self, Memory, Shares};
+use super::memory::{Memory, Shares};
 use super::methods::GrpcCounters;
+use crate::budget::Purse;
 use crate::limits;
 use crate::metrics::export::Exporter;
 use crate::metrics::{Metric, Snapshot};
+use crate::pure::memory_plan::Use;
 use crate::rt::gate::Gate;
 use crate::rt::local::Local;
 use crate::service::Services;
 use crate::store::Store;
 
 /// What an operator can set about connections.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone)]
 pub struct Settings {
     /// The window of each stream, in bytes (`--grpc_initial_window_size`); a connection's window is
     /// `limits::HTTP2_CONNECTION_WINDOW_STREAMS` times as large.
     pub stream_window: u32,
-    /// Bytes of requests, and of replies, that this core holds beyond what each connection has for itself.
-    pub message_memory: usize,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self { stream_window: limits::HTTP2_STREAM_WINDOW, message_memory: limits::MESSAGE_MEMORY_MIN }
-    }
+    /// This core's hold on the memory limit.
+    pub purse: Purse,
 }
 
 /// Whether this core serves or stops.
@@ -116,6 +112,8 @@ impl<S: Store> Server<S> {
     pub fn new(services: Services<S>, settings: Settings, exporter: Exporter) -> Rc<Self> {
         Rc::new(Self {
             services,
+            request_memory: Memory::new(settings.purse.clone(), Use::Requests),
+            reply_memory: Memory::new(settings.purse.clone(), Use::Replies),
             settings,
             preface_timeout: Cell::new(Duration::from_millis(limits::HTTP2_PREFACE_MS)),
             farewell: Cell::new(Duration::from_millis(limits::HTTP2_FAREWELL_MS)),
@@ -124,8 +122,6 @@ impl<S: Store> Server<S> {
             patience: Cell::default(),
             exporter,
             buffers: Buffers::default(),
-            request_memory: Memory::new(memory::request_bounds(settings.message_memory)),
-            reply_memory: Memory::new(memory::reply_bounds(settings.message_memory)),
             counters: Counters::default(),
             connections: Gate::default(),
             phases: Local::new(Phases { now: Phase::Serving, watchers: BTreeMap::new(), next_watcher: 0 }),
@@ -151,8 +147,11 @@ impl<S: Store> Server<S> {
     pub fn report(&self, core: usize, into: &mut Snapshot) {
         self.counters.report(core, into);
         self.services.store.report(into);
-        into.add_for(Metric::MemoryHeld, ["requests"], self.request_memory.held());
-        into.add_for(Metric::MemoryHeld, ["replies"], self.reply_memory.held());
+        let purse = &self.settings.purse;
+        for used in Use::ALL {
+            into.add_for(Metric::MemoryHeld, [used.name()], purse.held(used));
+        }
+        into.add_for(Metric::MemoryHeld, ["connections"], purse.apart());
     }
 
     /// Tells every connection to go away and finishes what is in flight; new connections get the same. Wait for

@@ -15,6 +15,7 @@ use super::crew::Progress;
 use super::files::Files;
 use super::findings::{Broken, Class, Findings, What, class_of};
 use super::repair::Damage;
+use crate::budget::Purse;
 use crate::limits::{CHUNK_LEN, DISK_ALIGN, WORK_SLICE_LEN};
 use crate::pure::chunks::Chunks;
 use crate::pure::index::{Index, Word};
@@ -81,7 +82,7 @@ impl Surveyor {
             layout: volume.layout(),
             sums: volume.checksums(),
             map: ShardMap::new(volume.shards(), 1),
-            codecs: Codecs::new(StorageMode::Zstd, usize::MAX),
+            codecs: Codecs::new(StorageMode::Zstd, Purse::alone(u64::MAX)),
             depth,
             repairs,
             progress,

@@ -24,6 +24,7 @@ pub mod grpc_frame;
 pub mod http_cache;
 pub mod index;
 pub mod ledger;
+pub mod memory_plan;
 pub mod pacing;
 pub mod parking;
 pub mod progress;

@@ -138,8 +138,22 @@ const POOLED: [usize; 5] = [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
 const SPARE_LOOK: u32 = 256;
 
 /// Spare buffers of a core, for each of the lengths `POOLED`.
-#[derive(Default)]
-struct Pool([Spare; POOLED.len()]);
+struct Pool {
+    spare: [Spare; POOLED.len()],
+    /// Bytes of each length that are kept.
+    most: usize,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self { spare: Default::default(), most: DISK_BUF_SPARE_MAX }
+    }
+}
+
+/// How many bytes of spare buffers this core keeps, of all lengths together; as many as may be when nothing is said.
+pub fn keep_spare(bytes: usize) {
+    POOL.with_borrow_mut(|pool| pool.most = (bytes / POOLED.len()).min(DISK_BUF_SPARE_MAX));
+}
 
 /// Spare buffers of one length. Those that nobody needed for some time are freed. Why: else each core keeps as many as it
 /// ever needed at a time, and memory grows for as long as chance brings new peaks.
@@ -158,8 +172,9 @@ impl Spare {
         buffer
     }
 
-    fn give(&mut self, buffer: Rc<DmaBuffer>) {
-        if self.buffers.len() < DISK_BUF_SPARE_MAX / buffer.len() {
+    /// `most`: bytes that are kept.
+    fn give(&mut self, buffer: Rc<DmaBuffer>, most: usize) {
+        if self.buffers.len() < most / buffer.len() {
             self.buffers.push(buffer);
         }
         self.came_back += 1;
@@ -177,13 +192,13 @@ thread_local! {
 
 /// Frees the spare buffers of this core, and what others have let go of.
 pub(super) fn drop_spares() {
-    drop(POOL.take());
+    drop(POOL.with_borrow_mut(|pool| std::mem::take(&mut pool.spare)));
     loan::take_back();
 }
 
 impl Pool {
     fn of(&mut self, len: usize) -> Option<&mut Spare> {
-        Some(&mut self.0[POOLED.iter().position(|&pooled| pooled == len)?])
+        Some(&mut self.spare[POOLED.iter().position(|&pooled| pooled == len)?])
     }
 
     fn take(&mut self, len: usize) -> Option<Rc<DmaBuffer>> {
@@ -193,8 +208,9 @@ impl Pool {
     fn give(&mut self, mut buffer: Rc<DmaBuffer>) {
         // A share that somebody still holds must not be handed out again.
         let is_whole = Rc::get_mut(&mut buffer).is_some();
+        let most = self.most;
         if let Some(spare) = self.of(buffer.len()).filter(|_| is_whole) {
-            spare.give(buffer);
+            spare.give(buffer, most);
         }
     }
 }
@@ -352,11 +368,11 @@ mod tests {
     fn spare_buffers_follow_the_need() {
         let mut spare = Spare::default();
         let fresh = || Rc::new(glommio::allocate_dma_buffer_global(64 << 10));
-        (0..50).for_each(|_| spare.give(fresh()));
+        (0..50).for_each(|_| spare.give(fresh(), DISK_BUF_SPARE_MAX));
         assert_eq!(spare.buffers.len(), 50);
         for _ in 0..SPARE_LOOK {
             let taken: Vec<_> = (0..3).map(|_| spare.take().expect("enough are left")).collect();
-            taken.into_iter().for_each(|buffer| spare.give(buffer));
+            taken.into_iter().for_each(|buffer| spare.give(buffer, DISK_BUF_SPARE_MAX));
         }
         assert_eq!(spare.buffers.len(), 3);
     }

@@ -465,10 +465,22 @@ struct Ahead {
     end: usize,
 }
 
-#[derive(Default)]
 struct Pool {
     spare: Vec<Box<[u8]>>,
     lent: usize,
+    /// How many may be lent.
+    most: usize,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self { spare: Vec::new(), lent: 0, most: READ_AHEAD_BUFS_MAX }
+    }
+}
+
+/// How much memory this core has for read-ahead, at least one buffer; as much as may be when nothing is said.
+pub fn read_ahead(bytes: usize) {
+    POOL.with_borrow_mut(|pool| pool.most = (bytes / READ_AHEAD_LEN).clamp(1, READ_AHEAD_BUFS_MAX));
 }
 
 thread_local! {
@@ -482,7 +494,7 @@ impl Ahead {
     /// A buffer, unless the core has lent all that it may.
     fn take() -> Option<Self> {
         POOL.with_borrow_mut(|pool| {
-            if pool.lent >= READ_AHEAD_BUFS_MAX {
+            if pool.lent >= pool.most {
                 return None;
             }
             pool.lent += 1;

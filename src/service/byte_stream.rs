@@ -65,8 +65,7 @@ pub async fn read<S: Store>(
     let name =
         ReadName::parse(&request.resource_name).map_err(|error| Status::invalid(format!("resource_name: {error}")))?;
     let get = checked_get(&name, &request)?;
-    let len = get.limit.unwrap_or(u64::MAX).min(name.digest.size - get.offset);
-    out.hold(len.saturating_add(READ_RESPONSE_HEAD_LEN as u64).min(limits::READ_HELD_LEN as u64) as usize).await?;
+    out.hold(held_len(&get)).await?;
     let sent = if name.digest.is_empty() { false } else { send_blob(services, get, out).await? };
     if !sent && name.encoding == Encoding::Zstd {
         // Why: the answer to a compressed read is a valid zstd stream, also when it is a stream of nothing.
@@ -96,29 +95,68 @@ fn checked_get(name: &ReadName<'_>, request: &ReadRequest) -> Result<Get, Status
 }
 
 /// Sends what was asked for; false when that was no bytes.
-async fn send_blob<S: Store>(services: &Services<S>, get: Get, out: &mut impl Outgoing) -> Result<bool, Status> {
-    let mut sent = false;
-    match services.store.get(get).await? {
-        None => return Err(Status::not_found(format!("blob {} is not in the cache", get.digest))),
-        Some(Blob::Whole { data, .. }) => {
-            let mut rest = data;
-            while !rest.is_empty() {
-                let piece = rest.split_to(rest.len().min(limits::READ_PIECE_LEN_MAX));
-                out.send(read_response(piece)).await?;
-                sent = true;
+///
+/// A client that takes nothing while memory is scarce costs what HTTP/2 has of it: the rest is given back, and read again
+/// from where it stood when the client goes on. Not so for zstd: its pieces have no offset of their own.
+async fn send_blob<S: Store>(services: &Services<S>, mut get: Get, out: &mut impl Outgoing) -> Result<bool, Status> {
+    let (first, held_len) = (get.offset, held_len(&get));
+    loop {
+        let blob = services.store.get(get).await?;
+        let mut blob = blob.ok_or_else(|| Status::not_found(format!("blob {} is not in the cache", get.digest)))?;
+        match send_pieces(&mut blob, &mut get, out).await? {
+            Sent::All => return Ok(get.offset > first),
+            Sent::Part => {
+                drop(blob);
+                out.release();
+                out.ready().await?;
+                out.hold(held_len).await?;
             }
         }
-        Some(Blob::Stream(mut blob)) => loop {
-            out.ready().await?;
-            let Some(piece) = blob.pieces.recv().await else { break };
-            let piece = piece?;
-            if !piece.is_empty() {
-                out.send(read_response(piece)).await?;
-                sent = true;
-            }
-        },
     }
-    Ok(sent)
+}
+
+/// How a client took a blob.
+enum Sent {
+    All,
+    /// It takes nothing now.
+    Part,
+}
+
+/// Sends pieces as the client takes them; `get` is then what is left. (Compressed bytes are counted as well.)
+async fn send_pieces(blob: &mut Blob, get: &mut Get, out: &mut impl Outgoing) -> Result<Sent, Status> {
+    let mut rest = Bytes::new();
+    loop {
+        if get.accept == Accept::Identity && (get.limit == Some(0) || get.offset == get.digest.size) {
+            return Ok(Sent::All);
+        }
+        let room = match out.room().await? {
+            Some(room) => room,
+            None if get.accept == Accept::Identity => return Ok(Sent::Part),
+            None => {
+                out.ready().await?;
+                continue;
+            }
+        };
+        if rest.is_empty() {
+            match blob.next_piece().await? {
+                Some(piece) => rest = piece,
+                None => return Ok(Sent::All),
+            }
+        }
+        let len = rest.len().min(room.max(limits::READ_MESSAGE_LEN_MIN)).min(limits::READ_PIECE_LEN_MAX);
+        let is_little = len < rest.len() / 2 && len <= limits::READ_REST_LEN;
+        let piece = rest.split_to(len);
+        get.offset += len as u64;
+        get.limit = get.limit.map(|limit| limit - len as u64);
+        // Why copied: a client that stops here would hold all of the piece that this is cut from.
+        out.send(read_response(if is_little { Bytes::copy_from_slice(&piece) } else { piece })).await?;
+    }
+}
+
+/// Memory that a Read takes at most, in bytes.
+fn held_len(get: &Get) -> usize {
+    let len = get.limit.unwrap_or(u64::MAX).min(get.digest.size - get.offset);
+    len.saturating_add(READ_RESPONSE_HEAD_LEN as u64).min(limits::READ_HELD_LEN as u64) as usize
 }
 
 /// A ReadResponse around `data`, which is not copied.

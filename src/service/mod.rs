@@ -52,6 +52,15 @@ pub trait Outgoing {
         Ok(())
     }
 
+    /// The same, and says for how many bytes. `None`: the client takes nothing while memory is scarce, so that what can be
+    /// made again is to be given back (`release`) until `ready` returns.
+    async fn room(&mut self) -> Result<Option<usize>, Status> {
+        self.ready().await.map(|()| Some(usize::MAX))
+    }
+
+    /// Gives back what was taken by `hold`, but for what has been sent and has not gone out.
+    fn release(&mut self) {}
+
     /// Takes memory for `len` bytes of reply that the handler is about to make or read, after waiting for it: so that
     /// clients which do not read make the server hold no more than its limit. The call has it until its messages have
     /// gone out; a larger `len` later takes the place of this one.

@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use zstd_safe::{CCtx, DCtx, DParameter, InBuffer, OutBuffer, ResetDirective};
 
+use crate::budget::{Claim, Grant, Purse};
 use crate::limits::{
-    COMPRESS_LEN_MIN, DECODER_POOLED_LEN_MAX, DECODERS_POOLED_MAX, FRAME_LEN, PRESSURE_HEAVY_US, PRESSURE_LIGHT_US,
-    ZSTD_WINDOW_LOG_MAX,
+    COMPRESS_LEN_MIN, DECODER_BASE_LEN, DECODER_POOLED_LEN_MAX, DECODER_WINDOW_LEN, DECODERS_POOLED_MAX, FRAME_LEN,
+    PRESSURE_HEAVY_US, PRESSURE_LIGHT_US, ZSTD_WINDOW_LOG_MAX,
 };
+use crate::pure::memory_plan::Use;
 
 /// How blobs are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,14 +48,12 @@ struct Inner {
     /// Where `encoder` writes before the result's length is known.
     scratch: RefCell<Vec<u8>>,
     idle_decoders: RefCell<Vec<DCtx<'static>>>,
-    /// Memory of the streaming decoders in use, in bytes, and its limit.
-    decoder_bytes: Cell<usize>,
-    decoder_bytes_max: usize,
+    purse: Purse,
 }
 
 impl Codecs {
-    /// `decoder_bytes_max` bounds the memory of this core's streaming decoders.
-    pub fn new(mode: StorageMode, decoder_bytes_max: usize) -> Self {
+    /// `purse` has the memory of streaming decoders.
+    pub fn new(mode: StorageMode, purse: Purse) -> Self {
         Self(Rc::new(Inner {
             mode,
             pressure: Pressure::default(),
@@ -61,8 +61,7 @@ impl Codecs {
             decoder: RefCell::new(DCtx::create()),
             scratch: RefCell::default(),
             idle_decoders: RefCell::default(),
-            decoder_bytes: Cell::new(0),
-            decoder_bytes_max,
+            purse,
         }))
     }
 
@@ -118,10 +117,12 @@ impl Codecs {
         }
     }
 
-    /// A decoder for a stream of unknown framing.
-    pub fn stream_decoder(&self) -> StreamDecoder {
+    /// A decoder for a stream of unknown framing whose content has `raw_len` bytes. `None` when there is no memory for it.
+    pub fn stream_decoder(&self, raw_len: u64) -> Option<StreamDecoder> {
+        let expected = DECODER_BASE_LEN as u64 + raw_len.min(DECODER_WINDOW_LEN);
+        let grant = self.0.purse.grant(Use::Decoders, expected, Claim::First { held: 0 })?;
         let context = self.0.idle_decoders.borrow_mut().pop();
-        StreamDecoder { context, codecs: self.clone(), produced: 0, charged: 0, in_frame: false, pending: false }
+        Some(StreamDecoder { context, codecs: self.clone(), produced: 0, grant, in_frame: false, pending: false })
     }
 
     fn compress(&self, raw: &[u8], level: i32, room: usize) -> Option<Vec<u8>> {
@@ -141,8 +142,7 @@ pub struct StreamDecoder {
     context: Option<DCtx<'static>>,
     codecs: Codecs,
     produced: usize,
-    /// What this decoder has added to the core's `decoder_bytes`.
-    charged: usize,
+    grant: Grant,
     in_frame: bool,
     /// The last call filled the output: zstd may hold more.
     pending: bool,
@@ -178,21 +178,19 @@ impl StreamDecoder {
         self.in_frame
     }
 
-    /// Counts what the context has touched: at most its buffers, of which only as much as came out has been written.
+    /// Counts what the context has touched beyond what was expected: at most its buffers, of which only as much as came
+    /// out has been written.
     fn charge(&mut self) -> Result<(), DecodeError> {
-        let held = self.context.as_ref().map_or(0, DCtx::sizeof).min(DECODER_BASE_LEN + self.produced);
-        let total = &self.codecs.0.decoder_bytes;
-        total.set(total.get() + held - self.charged);
-        self.charged = held;
-        let limit = self.codecs.0.decoder_bytes_max;
-        if total.get() > limit { Err(DecodeError::Memory { limit: limit as u64 }) } else { Ok(()) }
+        let held = self.context.as_ref().map_or(0, DCtx::sizeof).min(DECODER_BASE_LEN + self.produced) as u64;
+        match held <= self.grant.len() || self.grant.resize(held) {
+            true => Ok(()),
+            false => Err(DecodeError::Memory { limit: self.codecs.0.purse.share(Use::Decoders) }),
+        }
     }
 }
 
 impl Drop for StreamDecoder {
     fn drop(&mut self) {
-        let total = &self.codecs.0.decoder_bytes;
-        total.set(total.get() - self.charged);
         let Some(mut context) = self.context.take() else { return };
         let mut idle = self.codecs.0.idle_decoders.borrow_mut();
         if idle.len() < DECODERS_POOLED_MAX
@@ -296,8 +294,6 @@ const LEVEL_HIGH: i32 = 1;
 const LEVEL_HIGH_FROM: usize = 64 << 10;
 /// RFC 8878: the largest block.
 const BLOCK_LEN_MAX: usize = 128 << 10;
-/// A decoding context without its window: tables and one block of input.
-const DECODER_BASE_LEN: usize = 300 << 10;
 /// At most 2^5 - 1 frames (8 MiB) pass without a try.
 const PROBE_FAILURES_MAX: u32 = 5;
 
@@ -321,7 +317,7 @@ mod tests {
     use super::*;
 
     fn codecs() -> Codecs {
-        Codecs::new(StorageMode::Zstd, 64 << 20)
+        Codecs::new(StorageMode::Zstd, Purse::alone(1 << 30))
     }
 
     /// Bytes from a small alphabet: they compress, but not to nothing.
@@ -353,7 +349,7 @@ mod tests {
         room: usize,
         most: usize,
     ) -> Result<Vec<u8>, DecodeError> {
-        let mut decoder = codecs.stream_decoder();
+        let mut decoder = codecs.stream_decoder(most as u64).expect("memory");
         let mut all = Vec::new();
         for mut piece in stream.chunks(cut) {
             loop {
@@ -443,7 +439,7 @@ mod tests {
         assert!(!codecs.keeps(&flushed_frame(&raw), raw.len()));
         assert!(!codecs.keeps(&[&good[..], &good].concat(), 2 * raw.len()));
         assert!(!codecs.keeps(&wrap_raw(&raw), raw.len()));
-        assert!(!Codecs::new(StorageMode::Uncompressed, 0).keeps(&good, raw.len()));
+        assert!(!Codecs::new(StorageMode::Uncompressed, Purse::alone(0)).keeps(&good, raw.len()));
     }
 
     /// Goal: decoders cost what the limit says: no window above it, no more memory than the budget, and what is given back
@@ -456,22 +452,30 @@ mod tests {
 
         let raw: Vec<u8> = (0..3_000_000u32).map(|n| (n.wrapping_mul(n) >> 9) as u8).collect();
         let frame = flushed_frame(&raw);
-        let codecs = Codecs::new(StorageMode::Zstd, 1 << 20);
-        let refused = decode_stream(&codecs, &frame, 10_000, 100_000, raw.len());
-        assert_eq!(refused, Err(DecodeError::Memory { limit: 1 << 20 }));
-        assert_eq!(codecs.0.decoder_bytes.get(), 0);
+        // 3 of 16 parts are 1 MiB.
+        let purse = Purse::alone((16 << 20) / 3 + 16);
+        let codecs = Codecs::new(StorageMode::Zstd, purse.clone());
+        let first = codecs.stream_decoder(1).expect("there is memory");
+        assert!(codecs.stream_decoder(raw.len() as u64).is_none(), "none is begun that has no room");
+        let mut second = codecs.stream_decoder(1).expect("there is memory");
+        let (mut input, mut out) = (&frame[..], Vec::with_capacity(raw.len()));
+        let refused = second.decode(&mut input, &mut out).expect_err("it wants a window of 2 MiB");
+        assert!(matches!(refused, DecodeError::Memory { limit } if limit >> 20 == 1));
+        drop((first, second));
+        assert_eq!(purse.held(Use::Decoders), 0);
+        assert_eq!(decode_stream(&codecs, &frame, 10_000, 100_000, raw.len()), Ok(raw.clone()), "alone it may");
         assert_eq!(decode_stream(&codecs, &frame[..100], 10_000, 100_000, raw.len()), Err(DecodeError::Bad("cut")));
         let codecs = self::codecs();
         let decoders: Vec<_> = (0..2 * DECODERS_POOLED_MAX)
             .map(|_| {
-                let mut decoder = codecs.stream_decoder();
+                let mut decoder = codecs.stream_decoder(1).expect("memory");
                 decoder.decode(&mut &wrap_raw(b"x")[..], &mut Vec::with_capacity(10)).expect("valid");
                 decoder
             })
             .collect();
         drop(decoders);
         assert!(codecs.0.idle_decoders.borrow().len() <= DECODERS_POOLED_MAX);
-        assert_eq!(codecs.0.decoder_bytes.get(), 0);
+        assert_eq!(codecs.0.purse.held(Use::Decoders), 0);
         assert_eq!(decode_stream(&codecs, &wrap_raw(b"again"), 3, 3, 5), Ok(b"again".to_vec()));
     }
 

@@ -481,7 +481,7 @@ impl Content {
                     *self = match header.encoding {
                         Encoding::Identity => Self::Raw,
                         Encoding::Zstd => Self::Zstd {
-                            decoder: Box::new(worker.codecs().stream_decoder()),
+                            decoder: Box::new(worker.codecs().stream_decoder(digest.size).ok_or_else(no_decoder)?),
                             scratch: Vec::with_capacity(FRAME_LEN),
                         },
                     };
@@ -490,6 +490,10 @@ impl Content {
             }
         }
     }
+}
+
+fn no_decoder() -> StoreError {
+    StoreError::Busy { what: "memory of zstd decoders, part of --memory_limit", limit: 0 }
 }
 
 /// What an error of the session says about the object.

@@ -236,7 +236,14 @@ pub fn decode_error(error: DecodeError, digest: Digest) -> StoreError {
 /// The open frame's first capacity, in bytes: what Bazel sends in one message.
 const OPEN_FRAME_LEN_FIRST: usize = 16 << 10;
 
-/// What a body of this encoding is decoded with.
-pub fn decoder_for<D: BlobDisk>(worker: &Worker<D>, encoding: Encoding) -> Option<StreamDecoder> {
-    (encoding == Encoding::Zstd).then(|| worker.codecs().stream_decoder())
+/// What a body of this encoding is decoded with. Waits a little for its memory, if need be.
+pub async fn decoder_for<D: BlobDisk>(
+    worker: &Worker<D>,
+    digest: Digest,
+    encoding: Encoding,
+) -> Result<Option<StreamDecoder>, StoreError> {
+    match encoding {
+        Encoding::Identity => Ok(None),
+        Encoding::Zstd => worker.patiently(|| worker.codecs().stream_decoder(digest.size)).await.map(Some),
+    }
 }

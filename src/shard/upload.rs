@@ -14,10 +14,10 @@ use bytes::Bytes;
 use super::blob_disk::BlobDisk;
 use super::protocol::{UploadAck, UploadMessage};
 use super::session::{Session, decoder_for, is_small};
-use super::worker::{Worker, cas_key};
-use super::write_gate::{WriteGate, WriteSlot};
+use super::worker::{Admitted, Worker, cas_key};
+use super::write_gate::WriteGate;
 use crate::limits::{
-    PARKED_DISK_MAX, PARKED_MEMORY_MAX, PARKED_UPLOADS_MAX, PARTIAL_UPLOAD_KEEP_MS, UPLOAD_MESSAGE_LEN,
+    self, PARKED_DISK_MAX, PARKED_MEMORY_MAX, PARKED_UPLOADS_MAX, PARTIAL_UPLOAD_KEEP_MS, UPLOAD_MESSAGE_LEN,
 };
 use crate::pure::parking::{Cost, Parking, ParkingLimits, Ticket};
 use crate::rt;
@@ -173,11 +173,12 @@ impl<D: BlobDisk> Clone for Uploads<D> {
     }
 }
 
-impl<D: BlobDisk> Default for Uploads<D> {
-    fn default() -> Self {
+impl<D: BlobDisk> Uploads<D> {
+    /// Interrupted uploads may hold `parked_bytes` of memory.
+    pub fn new(parked_bytes: usize) -> Self {
         let limits = ParkingLimits {
             count: PARKED_UPLOADS_MAX,
-            memory_bytes: PARKED_MEMORY_MAX,
+            memory_bytes: parked_bytes.min(PARKED_MEMORY_MAX),
             disk_bytes: PARKED_DISK_MAX,
             keep_ms: PARTIAL_UPLOAD_KEEP_MS,
         };
@@ -197,9 +198,10 @@ impl<D: BlobDisk> Uploads<D> {
     /// Starts anew at offset 0, else goes on where a session stands or was last reported to stand. A running one gives up
     /// its slot to the client that comes back; a parked one is left as it is until there is a slot.
     pub async fn open(&self, worker: &Worker<D>, key: UploadKey, offset: u64) -> Result<UploadHandle, StoreError> {
-        let decoder = decoder_for(worker, key.encoding);
+        let decoder = decoder_for(worker, key.digest, key.encoding).await?;
+        let held = limits::write_held_len(key.digest.size);
         if offset == 0 {
-            let slot = worker.enter_write().await?;
+            let slot = worker.enter_write(held).await?;
             let session = Session::new(key.digest, decoder);
             return self.start(worker, Rc::new(key), session, slot);
         }
@@ -211,7 +213,7 @@ impl<D: BlobDisk> Uploads<D> {
                     session.resume(offset, decoder);
                     return self.start(worker, Rc::new(key), session, slot);
                 }
-                (Found::Parked(_), None) => slot = Some(worker.enter_write().await?),
+                (Found::Parked(_), None) => slot = Some(worker.enter_write(held).await?),
                 (Found::Running(running), _) => {
                     let ended = running.ended.wait();
                     running.is_wanted.set(true);
@@ -329,7 +331,7 @@ impl<D: BlobDisk> Uploads<D> {
         worker: &Worker<D>,
         key: Rc<UploadKey>,
         session: Session<D>,
-        slot: WriteSlot,
+        slot: Admitted,
     ) -> Result<UploadHandle, StoreError> {
         let running = Rc::new(Running::default());
         running.committed.set(session.committed());
@@ -446,7 +448,7 @@ struct Task<D: BlobDisk> {
     number: u64,
     running: Rc<Running>,
     session: Session<D>,
-    slot: WriteSlot,
+    slot: Admitted,
     ack_to: Sender<UploadAck>,
 }
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
 use super::blob_disk::{BlobDisk, Stored};
-use super::codec::{Codecs, StorageMode};
+use super::codec::{Codecs, StorageMode, StreamDecoder};
 use super::disk::{Codec, DiskError, Key, Kind};
 use super::ram::{RamStats, RamTier, Record, own};
 use super::read_through::Flights;
@@ -16,10 +16,12 @@ use super::session::{Session, check_hash, decode_error, decoder_for, is_small};
 use super::upload::{UploadHandle, Uploads};
 use super::write_gate::{WriteGate, WriteLimits, WriteSlot, WriteStats};
 use crate::backend::{Backend, Backends};
-use crate::limits::{FIND_MISSING_SLICE, WORK_SLICE_LEN, WRITE_GATE_TICK_MS};
+use crate::budget::{Claim, Grant, Purse};
+use crate::limits::{self, FIND_MISSING_SLICE, WORK_SLICE_LEN, WRITE_GATE_TICK_MS};
 use crate::metrics::{Metric, Snapshot};
 use crate::pure::admission;
 use crate::pure::digest::{Digest, Hash};
+use crate::pure::memory_plan::Use;
 use crate::pure::upload_queue::{ObjectKind, Upload};
 use crate::rt;
 use crate::rt::gate::Gate;
@@ -29,17 +31,25 @@ use crate::store::{
 };
 
 /// What boot decides for each core.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone)]
 pub struct WorkerConfig {
     pub mode: StorageMode,
     /// Budget of the RAM tier, in bytes; 0 for none.
     pub ram_bytes: usize,
-    /// Memory of all streaming zstd decoders, in bytes.
-    pub decoder_bytes: usize,
+    /// This core's hold on the memory limit.
+    pub purse: Purse,
+    /// Memory of interrupted uploads, in bytes.
+    pub parked_bytes: usize,
     /// This core, and how many there are.
     pub core: usize,
     pub cores: usize,
     pub writes: WriteLimits,
+}
+
+/// The right of one write to run, and its memory. Dropping it gives both back.
+pub(super) struct Admitted {
+    _memory: Grant,
+    _slot: WriteSlot,
 }
 
 /// What a worker has done and holds.
@@ -69,6 +79,7 @@ struct Inner<D: BlobDisk> {
     ram: Local<RamTier>,
     fences: Fences,
     codecs: Codecs,
+    purse: Purse,
     uploads: Uploads<D>,
     write_gate: WriteGate,
     /// Somebody waits at the gate, and a task looks after them.
@@ -101,8 +112,9 @@ impl<D: BlobDisk> Worker<D> {
             disk,
             ram: Local::new(RamTier::new(config.ram_bytes)),
             fences: Fences::default(),
-            codecs: Codecs::new(config.mode, config.decoder_bytes),
-            uploads: Uploads::default(),
+            codecs: Codecs::new(config.mode, config.purse.clone()),
+            purse: config.purse,
+            uploads: Uploads::new(config.parked_bytes),
             write_gate: WriteGate::new(config.writes, config.core, config.cores),
             is_gate_kept: Cell::new(false),
             flights: Flights::new(backends.as_ref().map_or(0, |backends| backends.settings().flights)),
@@ -226,16 +238,21 @@ impl<D: BlobDisk> Worker<D> {
         if self.is_present(&put.digest).await? {
             return Ok(self.note_present());
         }
-        let _slot = if put.admitted { None } else { Some(self.enter_write().await?) };
+        // Of a small blob the decoded content and the form at rest.
+        let len = if is_small(&put.digest) { 2 * put.digest.size } else { limits::write_held_len(put.digest.size) };
+        let decoder = match is_small(&put.digest) {
+            true => None,
+            false => decoder_for(self, put.digest, put.encoding).await?,
+        };
+        let _admitted = if put.admitted { None } else { Some(self.enter_write(len).await?) };
         let intent = self.intend(Upload { kind: ObjectKind::Cas, digest: put.digest });
-        let outcome = self.put_admitted(put).await;
+        let outcome = self.put_admitted(put, decoder).await;
         intent.settle(matches!(outcome, Ok(PutOutcome::Stored)));
         outcome
     }
 
-    async fn put_admitted(&self, put: Put) -> Result<PutOutcome, StoreError> {
+    async fn put_admitted(&self, put: Put, decoder: Option<StreamDecoder>) -> Result<PutOutcome, StoreError> {
         if !is_small(&put.digest) {
-            let decoder = decoder_for(self, put.encoding);
             let mut session = Session::new(put.digest, decoder);
             session.write(self, &put.data).await?;
             return session.finish(self).await;
@@ -435,15 +452,32 @@ impl<D: BlobDisk> Worker<D> {
         &self.0.write_gate
     }
 
-    /// The right to write. Waits for it a little, if need be.
-    pub(super) async fn enter_write(&self) -> Result<WriteSlot, StoreError> {
-        match self.0.write_gate.enter() {
-            Ok(slot) => Ok(slot),
+    /// The right to write what holds `len` bytes meanwhile. Waits for it a little, if need be.
+    pub(super) async fn enter_write(&self, len: u64) -> Result<Admitted, StoreError> {
+        let slot = match self.0.write_gate.enter() {
+            Ok(slot) => slot,
             Err(turn) => {
                 self.keep_gate();
-                turn.await
+                turn.await?
+            }
+        };
+        let grant = || self.0.purse.grant(Use::Writes, len, Claim::First { held: 0 });
+        Ok(Admitted { _memory: self.patiently(grant).await?, _slot: slot })
+    }
+
+    /// What `take` takes of the memory limit, after waiting for it as long as a write may wait.
+    pub(super) async fn patiently<T>(&self, take: impl Fn() -> Option<T>) -> Result<T, StoreError> {
+        if let Some(taken) = take() {
+            return Ok(taken);
+        }
+        let begun = rt::time::now();
+        while begun.elapsed() < self.0.write_gate.limits().wait {
+            rt::time::sleep(Duration::from_millis(limits::WRITE_MEMORY_WATCH_MS)).await;
+            if let Some(taken) = take() {
+                return Ok(taken);
             }
         }
+        Err(self.0.write_gate.no_memory())
     }
 
     /// Sees to it that those who wait at the gate are looked after.

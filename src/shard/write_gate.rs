@@ -45,6 +45,8 @@ pub struct WriteStats {
     /// Writes that were refused because none came free in time, or because too many waited.
     pub shed_late: u64,
     pub shed_queue_full: u64,
+    /// Writes that were refused because the memory limit had no room for them.
+    pub shed_memory: u64,
     /// Slots that came from other cores, and went to them.
     pub borrowed: u64,
     pub lent: u64,
@@ -85,6 +87,7 @@ struct Counts {
     admitted_late: Cell<u64>,
     shed_late: Cell<u64>,
     shed_queue_full: Cell<u64>,
+    shed_memory: Cell<u64>,
     borrowed: Cell<u64>,
     lent: Cell<u64>,
     yielded: Cell<u64>,
@@ -143,6 +146,7 @@ impl WriteGate {
             admitted_late: counts.admitted_late.get(),
             shed_late: counts.shed_late.get(),
             shed_queue_full: counts.shed_queue_full.get(),
+            shed_memory: counts.shed_memory.get(),
             borrowed: counts.borrowed.get(),
             lent: counts.lent.get(),
             yielded: counts.yielded.get(),
@@ -191,6 +195,12 @@ impl WriteGate {
         self.carry_out();
     }
 
+    /// A write that had a slot found no memory.
+    pub(super) fn no_memory(&self) -> StoreError {
+        add(&self.0.counts.shed_memory, 1);
+        self.shed()
+    }
+
     /// An upload has given up its slot.
     pub(super) fn note_yielded(&self) {
         add(&self.0.counts.yielded, 1);
@@ -208,6 +218,10 @@ impl WriteGate {
             Refusal::Late => add(&counts.shed_late, 1),
             Refusal::Closed => return StoreError::Stopping,
         }
+        self.shed()
+    }
+
+    fn shed(&self) -> StoreError {
         let WriteLimits { slots, wait, idle: _ } = self.0.limits;
         StoreError::Shed { slots, wait_ms: wait.as_millis() as u64 }
     }

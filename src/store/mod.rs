@@ -192,8 +192,8 @@ pub enum StoreError {
     #[error("no space in the cache for {bytes} bytes now")]
     NoSpace { bytes: u64 },
     #[error(
-        "{slots} writes are in flight, as many as may be (--max_inflight_cas_writes), and none ended within {wait_ms} ms: \
-         the blob was not stored. Nothing is lost: whoever misses it next makes it again"
+        "as many writes are in flight as may be (--max_inflight_cas_writes {slots}) or as there is memory for \
+         (--memory_limit), and none ended within {wait_ms} ms: the blob was not stored. Nothing is lost: whoever misses it next makes it again"
     )]
     Shed { slots: u32, wait_ms: u64 },
     #[error(

@@ -1,6 +1,7 @@
 //! The gate before writes, through the network side and the real owner of the blobs, over a disk in memory.
 
 use super::*;
+use crate::budget::Purse;
 use crate::limits;
 use crate::pure::shard_map::ShardMap;
 use crate::shard::codec::StorageMode;
@@ -28,15 +29,15 @@ fn with_gate(slots: u32, wait: Duration, test: impl AsyncFnOnce(&Gated, FakeDisk
         let config = WorkerConfig {
             mode: StorageMode::Zstd,
             ram_bytes: 0,
-            decoder_bytes: 64 << 20,
+            purse: Purse::alone(1 << 40),
+            parked_bytes: 16 << 20,
             core: 0,
             cores: 1,
             writes: WriteLimits::new(slots, wait),
         };
         let worker = Worker::new(disk.clone(), config);
         let store = wire(1).pop().expect("one core").start(worker, ShardMap::new(64, 1));
-        with_store(store, Settings::default(), Options::default(), async |harness: &Gated| test(harness, disk).await)
-            .await;
+        with_store(store, settings(), Options::default(), async |harness: &Gated| test(harness, disk).await).await;
     });
 }
 
@@ -63,7 +64,9 @@ fn blob(number: u64, large: bool) -> Vec<u8> {
 enum Path {
     Stored,
     WrongHash,
+    /// In a blob that is here as a whole, and in one that comes piece by piece.
     BadZstd,
+    DecoderError,
     DiskError,
     Panic,
     Timeout,
@@ -78,7 +81,8 @@ fn body(path: Path, number: u64, large: bool) -> Bytes {
     if path == Path::WrongHash {
         digest.hash.0[9] ^= 1;
     }
-    let name = if path == Path::BadZstd { zstd_write_name(digest) } else { write_name(digest) };
+    let name =
+        if matches!(path, Path::BadZstd | Path::DecoderError) { zstd_write_name(digest) } else { write_name(digest) };
     // Why the number: an upload's name is its own.
     let name = name.replace(UUID, &format!("{path:?}-{number}"));
     frames(&upload(&name, &blob, 16 << 10, 0))
@@ -94,6 +98,7 @@ fn slots_come_back_on_every_path() {
             Path::Stored,
             Path::WrongHash,
             Path::BadZstd,
+            Path::DecoderError,
             Path::DiskError,
             Path::Panic,
             Path::Timeout,
@@ -101,13 +106,19 @@ fn slots_come_back_on_every_path() {
             Path::Disconnect,
         ] {
             let before = harness.gate().admitted;
-            for _ in 0..TIMES / TOGETHER {
+            // Why one at a time: h2's client trips over what an early answer has kept it from sending.
+            let together = if path == Path::DecoderError { 1 } else { TOGETHER };
+            for _ in 0..TIMES / together {
                 let mut client = harness.connect().await;
                 let mut calls = Vec::new();
-                for _ in 0..TOGETHER {
+                for _ in 0..together {
                     number += 1;
                     let cut_off = matches!(path, Path::Timeout | Path::Cancel | Path::Disconnect);
-                    let large = cut_off || (number % 2 == 0 && path != Path::Panic);
+                    let large = match path {
+                        Path::Stored | Path::WrongHash | Path::DiskError => number % 2 == 0,
+                        Path::BadZstd | Path::Panic => false,
+                        Path::DecoderError | Path::Timeout | Path::Cancel | Path::Disconnect => true,
+                    };
                     match path {
                         Path::DiskError if large => disk.with(|state| state.no_space += 1),
                         Path::DiskError => disk.with(|state| state.append_fails += 1),
@@ -117,12 +128,18 @@ fn slots_come_back_on_every_path() {
                     let headers: &[_] = if path == Path::Timeout { &[("grpc-timeout", "100m")] } else { &[] };
                     let mut call = client.start(WRITE, headers).await;
                     let body = body(path, number, large);
-                    call.send(if cut_off { body.slice(..100_000) } else { body }, !cut_off);
+                    let sent = match path {
+                        Path::DecoderError => body.slice(..limits::UPLOAD_MESSAGE_LEN + 1000),
+                        _ if cut_off => body.slice(..6000),
+                        _ => body.clone(),
+                    };
+                    let is_whole = sent.len() == body.len();
+                    call.send(sent, is_whole);
                     calls.push(call);
                 }
                 match path {
                     Path::Cancel | Path::Disconnect => {
-                        let held = || harness.gate().in_flight == TOGETHER;
+                        let held = || harness.gate().in_flight == together;
                         harness.until("all have a slot", held).await;
                     }
                     _ => {}
@@ -130,7 +147,7 @@ fn slots_come_back_on_every_path() {
                 for mut call in calls {
                     let expected = match path {
                         Path::Stored => Code::Ok,
-                        Path::WrongHash | Path::BadZstd => Code::InvalidArgument,
+                        Path::WrongHash | Path::BadZstd | Path::DecoderError => Code::InvalidArgument,
                         Path::DiskError => {
                             let answer = call.answer().await;
                             assert!([Code::Internal as u8, Code::ResourceExhausted as u8].contains(&answer.code()));

@@ -216,7 +216,7 @@ fn logs_one_line_for_each_call() {
     let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
     let _guard = tracing::subscriber::set_default(subscriber);
     let options = Options { access_log: true, ..Default::default() };
-    with_options(Settings::default(), options, async |harness| {
+    with_options(settings(), options, async |harness| {
         let mut client = harness.connect().await;
         let name = read_name(harness.store.fake.add(&b"blob"[..]));
         client.read(&name, 0, 0).await.expect(Code::Ok, "");

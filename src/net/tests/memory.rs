@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::limits;
-use crate::net::memory;
 use crate::store::fake::digest_of;
+use crate::wire::bytestream::ReadResponse;
 use crate::wire::reapi::{self, BatchReadBlobsRequest};
 
 /// A QueryWriteStatus of so many bytes more than it needs, in an unknown field.
@@ -22,10 +22,18 @@ fn batch_read(digest: Digest) -> Bytes {
     frame(&BatchReadBlobsRequest { digests, ..Default::default() })
 }
 
-/// What one connection can have of a core's memory, in bytes.
-fn connection_max(bounds: memory::Bounds) -> usize {
-    bounds.own + bounds.shared / 2
+/// Memory for this many bytes of requests, and windows so small that there is memory for large connection windows.
+fn narrow(requests: u64) -> Settings {
+    Settings { purse: Purse::alone(8 * requests), stream_window: 64 << 10 }
 }
+
+/// Makes the server give the connection a larger window.
+async fn widen(client: &mut Client) {
+    let blob = bytes(10);
+    client.write(&upload(&write_name(digest_of(&blob)), &blob, 10, 0)).await.expect(Code::Ok, "");
+}
+
+const NARROW: usize = 16 << 20;
 
 /// Goal: who announces messages and sends nothing of them holds no memory and keeps nobody from being served. Method:
 /// 200 streams on two connections that each send the prefix of a 16 MiB message; then calls of all sizes on these and on
@@ -55,22 +63,22 @@ fn announcements_hold_nothing() {
 }
 
 /// Goal: half-sent messages are bounded for each connection; one that finds no room waits until another has ended, and
-/// other connections are served meanwhile. Method: a core without shared memory; one call holds nearly all of its
-/// connection's own.
+/// other connections are served meanwhile. Method: one call holds nearly all that there is.
 #[test]
 fn requests_wait_for_memory() {
-    with_options(Settings { message_memory: 0, ..Default::default() }, Options::default(), async |harness| {
+    with_options(narrow(NARROW as u64), Options::default(), async |harness| {
         let mut client = harness.connect().await;
-        let body = long_query(limits::CONNECTION_REQUESTS_LEN - 1000);
+        widen(&mut client).await;
+        let body = long_query(NARROW - 1_500_000);
         let mut first = client.start(QUERY, &[]).await;
         first.send(body.slice(..body.len() - 1), false);
         let held = || harness.server.request_memory.held();
-        harness.until("the first holds nearly all", || held() > limits::CONNECTION_REQUESTS_LEN - 1000).await;
+        harness.until("the first holds nearly all", || held() > NARROW - 1_500_000).await;
         let mut second = client.start(QUERY, &[]).await;
         second.send(long_query(1_000_000), true);
         client.call(QUERY, long_query(1000)).await.expect(Code::Ok, "");
         harness.connect().await.call(QUERY, long_query(1_000_000)).await.expect(Code::Ok, "");
-        assert!(held() <= limits::CONNECTION_REQUESTS_LEN);
+        assert!(held() <= NARROW);
         assert_eq!(harness.server.counters.calls_open.get(), 2);
         first.send(body.slice(body.len() - 1..), true);
         first.answer().await.expect(Code::Ok, "");
@@ -83,20 +91,22 @@ fn requests_wait_for_memory() {
 /// that can end. Method: as above, with twenty that wait.
 #[test]
 fn the_youngest_request_gives_way() {
-    with_options(Settings { message_memory: 0, ..Default::default() }, Options::default(), async |harness| {
+    with_options(narrow(NARROW as u64), Options::default(), async |harness| {
         let mut client = harness.connect().await;
-        let body = long_query(limits::CONNECTION_REQUESTS_LEN - 1000);
+        widen(&mut client).await;
+        let body = long_query(NARROW - 1_500_000);
         let mut first = client.start(QUERY, &[]).await;
         first.send(body.slice(..body.len() - 1), false);
         let held = || harness.server.request_memory.held();
-        harness.until("the first holds nearly all", || held() > limits::CONNECTION_REQUESTS_LEN - 1000).await;
+        harness.until("the first holds nearly all", || held() > NARROW - 1_500_000).await;
         let mut calls = Vec::new();
         for _ in 0..20 {
             let mut call = client.start(QUERY, &[]).await;
             call.send(long_query(1_000_000), true);
             calls.push(call);
         }
-        let waiting = limits::REQUESTS_WAITING_MAX;
+        // The window is a 32nd of nearly 8 MiB, which is three of the streams'.
+        let waiting = 1;
         harness.until("the rest is refused", || harness.server.counters.calls_open.get() == 1 + waiting as u64).await;
         first.send(body.slice(body.len() - 1..), true);
         first.answer().await.expect(Code::Ok, "");
@@ -152,7 +162,7 @@ fn unread_replies_are_bounded() {
             calls.push(call);
         }
         let memory = &harness.server.reply_memory;
-        let max = connection_max(memory::reply_bounds(limits::MESSAGE_MEMORY_MIN));
+        let max = memory.connection_max();
         harness.until("its part is full", || memory.held() > max - (2 << 20)).await;
         time::sleep(Duration::from_millis(50)).await;
         assert!(memory.held() <= max, "{}", memory.held());
@@ -186,7 +196,7 @@ fn unread_reads_are_bounded() {
             calls.push(call);
         }
         let memory = &harness.server.reply_memory;
-        let max = connection_max(memory::reply_bounds(limits::MESSAGE_MEMORY_MIN));
+        let max = memory.connection_max();
         harness.until("its part is full", || memory.held() > max - 2 * limits::READ_HELD_LEN).await;
         time::sleep(Duration::from_millis(50)).await;
         assert!(memory.held() <= max, "{}", memory.held());
@@ -202,5 +212,43 @@ fn unread_reads_are_bounded() {
         drop(calls);
         drop(client);
         harness.until("it is gone", || memory.held() == 0).await;
+    });
+}
+
+/// Goal: readers that stop give their memory back when it is scarce, so that others are served, and go on where they
+/// stood. Method: 200 Reads of a blob of 2 MiB over 20 connections with windows of 1000 bytes, more than there is memory
+/// for; another connection reads; then one that has stopped goes on.
+#[test]
+fn readers_that_stop_give_way() {
+    let settings = Settings { purse: Purse::alone(64 << 20), ..settings() };
+    with_options(settings, Options::default(), async |harness| {
+        let blob = bytes(2 << 20);
+        let digest = harness.store.fake.add(blob.clone());
+        harness.store.fake.with(|state| state.piece_len = limits::FRAME_LEN);
+        let request = frame(&ReadRequest { resource_name: read_name(digest), ..Default::default() });
+        let mut clients = Vec::new();
+        let mut calls = Vec::new();
+        for _ in 0..20 {
+            let mut client = harness.connect_with(h2::client::Builder::new().initial_window_size(1000)).await;
+            for _ in 0..10 {
+                let mut call = client.start(READ, &[]).await;
+                call.send(request.clone(), true);
+                calls.push(call);
+            }
+            clients.push(client);
+        }
+        let memory = &harness.server.reply_memory;
+        harness.until("memory is scarce", || memory.held() > 6 << 20).await;
+        for _ in 0..3 {
+            let answer = harness.connect().await.read(&read_name(digest), 0, 0).await;
+            answer.expect(Code::Ok, "");
+        }
+        harness.until("all have stopped", || memory.held() < 9 << 20).await;
+        let answer = calls.pop().expect("one of many").answer().await;
+        answer.expect(Code::Ok, "");
+        let pieces = answer.messages.iter().map(|message| ReadResponse::decode(message.clone()).unwrap().data);
+        assert!(pieces.collect::<Vec<_>>().concat() == blob);
+        drop((calls, clients));
+        harness.until("all is given back", || memory.held() == 0).await;
     });
 }

@@ -20,6 +20,8 @@ use prost::Message;
 
 use super::accept::Kind;
 use super::{Server, Settings};
+use crate::budget::Purse;
+use crate::limits;
 use crate::metrics::export::Exporter;
 use crate::pure::digest::Digest;
 use crate::pure::grpc_frame;
@@ -68,12 +70,20 @@ struct Answer {
 }
 
 /// Runs `test` with a server, and then checks that nothing of it is left: no open call, no open connection.
+/// Memory for everything that a test does.
+fn settings() -> Settings {
+    Settings { stream_window: limits::HTTP2_STREAM_WINDOW, purse: Purse::alone(PEERS) }
+}
+
+/// Bytes that peers may make the server of a test hold.
+const PEERS: u64 = 256 << 20;
+
 fn with_server(test: impl AsyncFnOnce(&Harness)) {
-    with_options(Settings::default(), Options::default(), test);
+    with_options(settings(), Options::default(), test);
 }
 
 fn with_stream_window(stream_window: u32, test: impl AsyncFnOnce(&Harness)) {
-    with_options(Settings { stream_window, ..Default::default() }, Options::default(), test);
+    with_options(Settings { stream_window, ..settings() }, Options::default(), test);
 }
 
 fn with_options(settings: Settings, options: Options, test: impl AsyncFnOnce(&Harness)) {

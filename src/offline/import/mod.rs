@@ -18,12 +18,14 @@ use super::crew::{self, Progress, seconds_left};
 use super::flags::Import;
 use super::report::size;
 use super::{Failure, Verdict};
+use crate::budget::Purse;
 use crate::limits;
 use crate::percore::Barrier;
 use crate::pure::shard_map::ShardMap;
 use crate::rt;
 use crate::rt::join::map_bounded;
 use crate::rt::signal::Shutdown;
+use crate::shard::codec::StorageMode;
 use crate::shard::disk::{Ack, Disk, DiskConfig};
 use crate::shard::geometry::{self, Volume};
 use crate::shard::pool::{self, PoolMain, PoolPort};
@@ -37,8 +39,8 @@ use source::Entry;
 
 /// Files that a core works on at a time.
 const LANES: usize = 8;
-/// Memory of each core's zstd decoders, in bytes: one for each lane.
-const DECODER_BYTES: usize = LANES * (16 << 20);
+/// Memory of each core for what is on its way and for zstd decoders, in bytes. Nobody but its lanes asks for it.
+const MEMORY: u64 = 1 << 30;
 /// Work that a file costs whatever its size, in bytes of content: for the estimate of the time that is left.
 const FILE_COST: u64 = 64 << 10;
 
@@ -76,14 +78,7 @@ pub fn import(flags: &Import) -> Result<Verdict, Failure> {
             port,
             router,
             entries,
-            worker: WorkerConfig {
-                mode: flags.storage_mode.into(),
-                ram_bytes: 0,
-                decoder_bytes: DECODER_BYTES,
-                core,
-                cores: count,
-                writes: WriteLimits::new((LANES * count) as u32, limits::WRITE_QUEUE_WAIT_MAX),
-            },
+            mode: flags.storage_mode.into(),
             from: flags.from.clone(),
             progress: progress.clone(),
             stop: stop.clone(),
@@ -113,7 +108,7 @@ struct Kit {
     pool: Option<PoolMain>,
     port: PoolPort,
     router: RouterPort,
-    worker: WorkerConfig,
+    mode: StorageMode,
     entries: Vec<Entry>,
     from: PathBuf,
     progress: Arc<Progress>,
@@ -125,7 +120,7 @@ struct Kit {
 
 /// One core's share, from opening its disk to closing it.
 async fn load_part(kit: Kit) -> Result<Report, Failure> {
-    let Kit { core, cores, volume, pool, port, router, worker, entries, from, progress, stop, quiet, closed } = kit;
+    let Kit { core, cores, volume, pool, port, router, mode, entries, from, progress, stop, quiet, closed } = kit;
     if let Some(pool) = pool {
         rt::spawn(pool.run());
     }
@@ -134,6 +129,15 @@ async fn load_part(kit: Kit) -> Result<Report, Failure> {
         Ok(disk) => disk,
         // Why not an error to return: the other cores would wait for this one.
         Err(error) => panic!("core {core} cannot open the data files: {error}"),
+    };
+    let worker = WorkerConfig {
+        mode,
+        ram_bytes: 0,
+        purse: Purse::alone(MEMORY),
+        parked_bytes: 0,
+        core,
+        cores,
+        writes: WriteLimits::new((LANES * cores) as u32, limits::WRITE_QUEUE_WAIT_MAX),
     };
     let worker = Worker::new(disk.clone(), worker);
     let router = router.start(worker.clone(), map);

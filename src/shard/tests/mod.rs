@@ -15,6 +15,7 @@ use super::codec::{Codecs, StorageMode, wrap_raw};
 use super::fake_disk::FakeDisk;
 use super::worker::{Worker, WorkerConfig};
 use super::write_gate::WriteLimits;
+use crate::budget::Purse;
 use crate::limits::FRAME_LEN;
 use crate::pure::digest::{Digest, Hash};
 use crate::store::{Blob, Encoding, Get, StoreError};
@@ -103,7 +104,7 @@ impl SplitMix64 {
 }
 
 fn codecs() -> Codecs {
-    Codecs::new(StorageMode::Zstd, 64 << 20)
+    Codecs::new(StorageMode::Zstd, Purse::alone(1 << 40))
 }
 
 fn digest_of(data: &[u8]) -> Digest {
@@ -112,7 +113,7 @@ fn digest_of(data: &[u8]) -> Digest {
 
 fn worker_config(mode: StorageMode, ram_bytes: usize) -> WorkerConfig {
     let writes = WriteLimits::new(10_000, Duration::from_millis(250));
-    WorkerConfig { mode, ram_bytes, decoder_bytes: 64 << 20, core: 0, cores: 1, writes }
+    WorkerConfig { mode, ram_bytes, purse: Purse::alone(1 << 40), parked_bytes: 16 << 20, core: 0, cores: 1, writes }
 }
 
 fn worker(mode: StorageMode) -> (Worker<FakeDisk>, FakeDisk) {
