@@ -105,7 +105,7 @@ impl Shared {
     }
 
     fn is_refusal(&self, error: &CallError) -> bool {
-        self.flags.scenario.is_siege() && REFUSALS.contains(&error.code)
+        self.flags.scenario.expects_refusals() && REFUSALS.contains(&error.code)
     }
 
     fn cut_off(&self, moved: Option<Instant>) {
@@ -140,18 +140,19 @@ async fn run_phase(flags: &Rc<Flags>, phase: Phase, repeat: u32, seed: u64) -> R
         count = count.min(supply::calls_within(rate, duration));
     }
     let mut supply = Supply::new(make, count);
+    let probe = if flags.probe && is_timed { Some(Probe::prepare(flags, seed).await?) } else { None };
     let worker_count = flags.concurrency() as usize;
     if prepare {
         // What a siege needs at once; without a count, more than a second's worth of small calls is guesswork.
         let jobs_max = if flags.scenario.is_siege() { worker_count as u64 } else { 2_000_000 };
         supply.prepare(jobs_max, flags.prepare_max);
     }
-    let probe = if flags.probe && is_timed { Some(Probe::start(flags, seed).await?) } else { None };
     let connections = connect(flags).await?;
     let server = |pid| Process::read(pid).ok_or(RunError::NoServer(pid));
     let server_before = flags.server_pid.map(server).transpose()?;
     let sampler = flags.server_pid.filter(|_| is_timed).map(Sampler::start);
     let client_before = Process::read(std::process::id()).unwrap_or_default();
+    let probe = probe.map(Probe::go);
     let start = Instant::now();
     // An open loop ends when all calls have been made that were due in time.
     supply.deadline = duration.filter(|_| rate.is_none()).and_then(|duration| start.checked_add(duration));

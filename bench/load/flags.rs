@@ -34,9 +34,14 @@ pub enum Scenario {
 }
 
 impl Scenario {
-    /// Whether its calls last as long as the phase: they are cut off at its end and it takes no fault in a refusal.
+    /// Whether its calls last as long as the phase: they are cut off at its end.
     pub fn is_siege(self) -> bool {
         matches!(self, Self::Burst | Self::StalledReaders | Self::SlowWriters)
+    }
+
+    /// Whether it takes no fault in a refusal.
+    pub fn expects_refusals(self) -> bool {
+        self.is_siege() || self == Self::Churn
     }
 }
 

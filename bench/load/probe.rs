@@ -39,8 +39,14 @@ pub struct Findings {
     pub slots_max: Option<f64>,
 }
 
-/// A probe at work.
+/// A probe, ready or at work.
 pub struct Probe {
+    go: oneshot::Sender<()>,
+    running: Running,
+}
+
+/// A probe at work.
+pub struct Running {
     stop: oneshot::Sender<()>,
     findings: oneshot::Receiver<Findings>,
 }
@@ -58,8 +64,8 @@ struct Prober {
 }
 
 impl Probe {
-    /// Stores the blob that is read later, and begins. Returns when the blob is there.
-    pub async fn start(flags: &Flags, seed: u64) -> Result<Self, RunError> {
+    /// Stores the blob that is read later. Why before everything else: under siege the server may refuse it.
+    pub async fn prepare(flags: &Flags, seed: u64) -> Result<Self, RunError> {
         let maker = Maker { seed, compressibility: 0.5, zstd: false };
         let blob = maker.blob(u64::MAX - 1, BLOB_LEN);
         let blob_name = format!("blobs/{}/{BLOB_LEN}", blob.digest.hex());
@@ -67,6 +73,7 @@ impl Probe {
         let upload_name = format!("{prefix}uploads/{}/{blob_name}", maker.uuid(u64::MAX - 1));
         let (address, http_address) = (flags.address.clone(), flags.http_address.clone());
         let (instance, asks_metrics) = (flags.instance.clone(), flags.slot_cap.is_some());
+        let (go, is_to_go) = oneshot::channel();
         let (stop, stopped) = oneshot::channel();
         let (ready, is_ready) = oneshot::channel();
         let (found, findings) = oneshot::channel();
@@ -92,19 +99,28 @@ impl Probe {
                 let stored = prober.store(&upload_name).await;
                 let is_stored = stored.is_ok();
                 let _ = ready.send(stored.map_err(|error| format!("{}: {}", error.code, error.text)));
-                if is_stored {
+                if is_stored && is_to_go.await.is_ok() {
                     prober.ask_until(stopped).await;
                 }
             });
             let _ = found.send(prober.findings.take());
         });
         match is_ready.await {
-            Ok(Ok(())) => Ok(Self { stop, findings }),
+            Ok(Ok(())) => Ok(Self { go, running: Running { stop, findings } }),
             Ok(Err(text)) => Err(RunError::Probe(text)),
             Err(_) => Err(RunError::Probe("its thread has ended".to_owned())),
         }
     }
 
+    /// Begins to ask.
+    pub fn go(self) -> Running {
+        // A thread that has ended says so when it is to finish.
+        let _ = self.go.send(());
+        self.running
+    }
+}
+
+impl Running {
     /// Ends it when the questions on their way are answered.
     pub async fn finish(self) -> Result<Findings, RunError> {
         drop(self.stop);
