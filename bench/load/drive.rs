@@ -75,6 +75,8 @@ struct Shared {
     digests: Cell<u64>,
     /// In an open loop, a permit for each call that is due.
     permits: Option<Arc<Semaphore>>,
+    /// Whether refusals are to be expected.
+    forgives: bool,
     /// When calls are cut off: the end of a siege.
     cut: Option<Instant>,
 }
@@ -105,7 +107,7 @@ impl Shared {
     }
 
     fn is_refusal(&self, error: &CallError) -> bool {
-        self.flags.scenario.expects_refusals() && REFUSALS.contains(&error.code)
+        self.forgives && REFUSALS.contains(&error.code)
     }
 
     fn cut_off(&self, moved: Option<Instant>) {
@@ -165,6 +167,8 @@ async fn run_phase(flags: &Rc<Flags>, phase: Phase, repeat: u32, seed: u64) -> R
         unfinished: RefCell::default(),
         digests: Cell::new(0),
         permits,
+        // Blobs to be read must be there.
+        forgives: is_timed && flags.scenario.expects_refusals(),
         cut,
     });
     let progress = (!flags.quiet).then(|| show_progress(name, repeat, count, Rc::clone(&shared)));
