@@ -202,14 +202,15 @@ pub const PRESSURE_HEAVY_US: u32 = 20_000;
 /// Body bytes of an upload that travel together to its owner. At most three times as much may be on its way or gathered
 /// when a write returns, and so beyond the stream's window.
 pub const UPLOAD_MESSAGE_LEN: usize = 64 << 10;
-/// Memory that an upload of a blob of this size holds at most on its owner, in bytes: its open frame, one frame on its way
-/// to the drive, what is on its way to it, and what names it. A compressed one has its decoder besides.
+/// Memory that an upload of a blob of this size holds at most on its owner, in bytes: its open frame, what is staged for the
+/// drive and what is on its way there, what is gathered for the next message, and what names it. A compressed one has its
+/// decoder besides; what is on its way to it is within the receive window. (While few are written their stages are larger.)
 pub const fn write_held_len(size: u64) -> u64 {
-    let frame = if size < FRAME_LEN as u64 { size } else { FRAME_LEN as u64 };
-    let messages = if size < 3 * UPLOAD_MESSAGE_LEN as u64 { size } else { 3 * UPLOAD_MESSAGE_LEN as u64 };
-    2 * frame + messages + (16 << 10)
+    let stage = STAGE_CHUNKS_MIN as u64 * CHUNK_LEN as u64;
+    let whole = FRAME_LEN as u64 + 2 * stage + UPLOAD_MESSAGE_LEN as u64;
+    (if size < whole / 3 { 3 * size } else { whole }) + (16 << 10)
 }
-/// The same for the largest blobs: 720 KiB. The default number of write slots is what has room for as many of these.
+/// The same for the largest blobs: 592 KiB. The default number of write slots is what has room for as many of these.
 pub const WRITE_HELD_LEN: u64 = write_held_len(u64::MAX);
 /// Memory of a decoder besides its output, in bytes: tables and one block of input.
 pub const DECODER_BASE_LEN: usize = 300 << 10;
@@ -265,8 +266,8 @@ pub const WRITE_FAILURES_PAUSE: Duration = Duration::from_secs(10);
 /// The most that one read brings of a large blob, in bytes at rest (one frame may be longer).
 pub const LARGE_READ_LEN_MAX: u64 = 1 << 20;
 /// Chunks of a staging buffer, by how many large blobs this core is writing: few get big writes, many stay small in memory.
-pub const STAGE_CHUNKS: [(usize, u32); 2] = [(4, 16), (16, 8)];
-pub const STAGE_CHUNKS_MIN: u32 = 4;
+pub const STAGE_CHUNKS: [(usize, u32); 3] = [(4, 16), (16, 8), (256, 4)];
+pub const STAGE_CHUNKS_MIN: u32 = 2;
 /// Free chunks of a shard below which a writer asks for the next segment ahead of need.
 pub const CHUNKS_AHEAD: u32 = 32;
 

@@ -138,7 +138,12 @@ impl Body {
 
     /// Returns window credit for all that came out.
     pub fn return_credit(&mut self) {
-        let out = self.owed - self.deframer.unread();
+        self.return_credit_but(0);
+    }
+
+    /// The same, but for `held` bytes, which are still in memory somewhere.
+    pub fn return_credit_but(&mut self, held: usize) {
+        let out = (self.owed - self.deframer.unread()).saturating_sub(held);
         // An error means that the stream is over, and its credit with it.
         let _ = self.stream.flow_control().release_capacity(out);
         self.owed -= out;
@@ -199,8 +204,8 @@ impl Incoming for RequestStream {
         }
     }
 
-    fn consumed(&mut self) {
-        self.body.return_credit();
+    fn consumed_but(&mut self, held: usize) {
+        self.body.return_credit_but(held);
     }
 
     fn tool(&self) -> Tool {

@@ -36,8 +36,8 @@ pub trait Incoming {
     async fn part(&mut self) -> Result<Option<Part>, Status>;
     /// The next part if it is here already; `None` also at the half-close.
     fn part_here(&mut self) -> Result<Option<Part>, Status>;
-    /// All parts handed out so far have been consumed: the client may send as many bytes more.
-    fn consumed(&mut self);
+    /// All parts handed out so far have been consumed, but for `held` bytes: the client may send as many bytes more.
+    fn consumed_but(&mut self, held: usize);
     /// Decoded when asked for: few calls need it.
     fn tool(&self) -> Tool;
     /// The `user-agent` header; empty when not sent.
@@ -259,7 +259,7 @@ async fn upload<S: Store, I: Incoming>(
                 Err(UploadEnd::Failed(error)) => return Err(error.into()),
             }
         }
-        messages.incoming.consumed();
+        messages.incoming.consumed_but(upload.unconsumed());
         if messages.finished {
             messages.check_nothing_follows()?;
             return match upload.finish().await? {
@@ -267,10 +267,13 @@ async fn upload<S: Store, I: Incoming>(
                 PutOutcome::AlreadyPresent => Ok(Ending::Present),
             };
         }
-        let more = match time::race(messages.read_more(), upload.ended()).await {
-            Either::Left(more) => more?,
-            Either::Right(UploadEnd::AlreadyPresent) => return Ok(Ending::Present),
-            Either::Right(UploadEnd::Failed(error)) => return Err(error.into()),
+        let more = loop {
+            match time::race(messages.read_more(), upload.moved()).await {
+                Either::Left(more) => break more?,
+                Either::Right(Ok(())) => messages.incoming.consumed_but(upload.unconsumed()),
+                Either::Right(Err(UploadEnd::AlreadyPresent)) => return Ok(Ending::Present),
+                Either::Right(Err(UploadEnd::Failed(error))) => return Err(error.into()),
+            }
         };
         if !more {
             return match upload.suspend().await {
@@ -411,7 +414,7 @@ impl<'a, I: Incoming> Messages<'a, I> {
             if self.fresh_len > limits::FRAME_LEN {
                 return Err(Status::invalid("resource_name: must stand before the data in the first message"));
             }
-            self.incoming.consumed();
+            self.incoming.consumed_but(0);
         }
         Ok(())
     }
@@ -438,7 +441,7 @@ impl<'a, I: Incoming> Messages<'a, I> {
     async fn drain(&mut self) -> Result<(), Status> {
         loop {
             self.fresh.clear();
-            self.incoming.consumed();
+            self.incoming.consumed_but(0);
             if self.finished || !self.read_more().await? {
                 return Ok(());
             }

@@ -231,10 +231,11 @@ async fn upload<S: Store>(
         Opened::Ready(upload) => upload,
     };
     loop {
-        let next = match time::race(body.next(), upload.ended()).await {
+        let next = match time::race(body.next(), upload.moved()).await {
             Either::Left(next) => next?,
-            Either::Right(UploadEnd::AlreadyPresent) => return Ok(PutOutcome::AlreadyPresent),
-            Either::Right(UploadEnd::Failed(error)) => return Err(error.into()),
+            Either::Right(Ok(())) => continue,
+            Either::Right(Err(UploadEnd::AlreadyPresent)) => return Ok(PutOutcome::AlreadyPresent),
+            Either::Right(Err(UploadEnd::Failed(error))) => return Err(error.into()),
         };
         let Some(data) = next else { break };
         match upload.write(vec![data]).await {

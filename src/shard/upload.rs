@@ -5,7 +5,7 @@
 //! is known to be dead, takes the session over.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -35,8 +35,8 @@ pub struct UploadHandle {
     acks: Receiver<UploadAck>,
     gathered: Vec<Bytes>,
     gathered_len: usize,
-    /// Messages that the owner has not consumed: at most 2 at any time.
-    unacked: u32,
+    /// Lengths of the messages that the owner has not consumed: at most 2 at any time.
+    unacked: VecDeque<usize>,
 }
 
 impl Upload for UploadHandle {
@@ -49,30 +49,32 @@ impl Upload for UploadHandle {
         if self.gathered_len < UPLOAD_MESSAGE_LEN {
             return Ok(());
         }
-        let ahead = u32::from(self.gathered_len < 2 * UPLOAD_MESSAGE_LEN);
+        let len = self.gathered_len;
+        let ahead = usize::from(len < 2 * UPLOAD_MESSAGE_LEN);
         let message = UploadMessage::Write(self.take_gathered());
         if self.messages.send(message).await.is_err() {
             return Err(self.ended().await);
         }
-        self.unacked += 1;
-        while self.unacked > ahead {
-            match self.acks.recv().await {
-                Some(ack) => ack?,
-                None => return Err(UploadEnd::Failed(StoreError::Stopping)),
-            }
-            self.unacked -= 1;
+        self.unacked.push_back(len);
+        while self.unacked.len() > ahead {
+            self.moved().await?;
         }
         Ok(())
     }
 
-    async fn ended(&mut self) -> UploadEnd {
-        loop {
-            match self.acks.recv().await {
-                Some(Ok(())) => self.unacked -= 1,
-                Some(Err(end)) => return end,
-                None => return UploadEnd::Failed(StoreError::Stopping),
+    async fn moved(&mut self) -> Result<(), UploadEnd> {
+        match self.acks.recv().await {
+            Some(Ok(())) => {
+                self.unacked.pop_front();
+                Ok(())
             }
+            Some(Err(end)) => Err(end),
+            None => Err(UploadEnd::Failed(StoreError::Stopping)),
         }
+    }
+
+    fn unconsumed(&self) -> usize {
+        self.unacked.iter().sum()
     }
 
     async fn finish(mut self) -> Result<PutOutcome, StoreError> {
@@ -112,6 +114,15 @@ impl Drop for UploadHandle {
 }
 
 impl UploadHandle {
+    /// Why the owner ended the upload.
+    pub async fn ended(&mut self) -> UploadEnd {
+        loop {
+            if let Err(end) = self.moved().await {
+                return end;
+            }
+        }
+    }
+
     fn take_gathered(&mut self) -> Vec<Bytes> {
         self.gathered_len = 0;
         std::mem::take(&mut self.gathered)
@@ -359,7 +370,7 @@ impl<D: BlobDisk> Uploads<D> {
             }
         });
         drop(replaced);
-        Ok(UploadHandle { messages, acks, gathered: Vec::new(), gathered_len: 0, unacked: 0 })
+        Ok(UploadHandle { messages, acks, gathered: Vec::new(), gathered_len: 0, unacked: VecDeque::new() })
     }
 
     /// Forgets a running upload that has ended.

@@ -17,7 +17,7 @@ use super::upload::{UploadHandle, Uploads};
 use super::write_gate::{WriteGate, WriteLimits, WriteSlot, WriteStats};
 use crate::backend::{Backend, Backends};
 use crate::budget::{Claim, Grant, Purse};
-use crate::limits::{self, FIND_MISSING_SLICE, WORK_SLICE_LEN, WRITE_GATE_TICK_MS};
+use crate::limits::{self, FIND_MISSING_SLICE, PRESSURE_HEAVY_US, WORK_SLICE_LEN, WRITE_GATE_TICK_MS};
 use crate::metrics::{Metric, Snapshot};
 use crate::pure::admission;
 use crate::pure::digest::{Digest, Hash};
@@ -491,7 +491,10 @@ impl<D: BlobDisk> Worker<D> {
                 let now = rt::time::now();
                 let latest = now + Duration::from_millis(WRITE_GATE_TICK_MS);
                 let due = worker.0.write_gate.tick().map_or(latest, |due| due.min(latest));
-                worker.0.uploads.yield_idle(&worker.0.write_gate, now);
+                // Why: when this core is late, it is not the clients who let their uploads stand still.
+                if worker.0.codecs.pressure().delay_us() < PRESSURE_HEAVY_US {
+                    worker.0.uploads.yield_idle(&worker.0.write_gate, now);
+                }
                 rt::time::deadline(due).await;
             }
             worker.0.is_gate_kept.set(false);

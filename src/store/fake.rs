@@ -114,8 +114,12 @@ impl Upload for FakeUpload {
         Ok(())
     }
 
-    async fn ended(&mut self) -> UploadEnd {
+    async fn moved(&mut self) -> Result<(), UploadEnd> {
         std::future::pending().await
+    }
+
+    fn unconsumed(&self) -> usize {
+        0
     }
 
     async fn finish(mut self) -> Result<PutOutcome, StoreError> {

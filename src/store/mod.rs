@@ -136,11 +136,15 @@ pub enum UploadEnd {
 /// One running upload. Dropping it parks what has arrived, for the client to resume.
 #[allow(async_fn_in_trait)] // Why: futures stay on their core; nobody asks for Send.
 pub trait Upload {
-    /// Hands over the next body bytes, in the upload's encoding. Returns when the caller may return their window credit:
-    /// the owner has consumed them, but for a last part that is bounded (`limits::UPLOAD_MESSAGE_LEN`).
+    /// Hands over the next body bytes, in the upload's encoding. Returns when there is room for more. The caller may return
+    /// window credit for all but `unconsumed` bytes; what is gathered for the next message is below
+    /// `limits::UPLOAD_MESSAGE_LEN`.
     async fn write(&mut self, data: Vec<Bytes>) -> Result<(), UploadEnd>;
-    /// Waits until the owner ends the upload by itself: somebody else has stored the blob, or has taken its place.
-    async fn ended(&mut self) -> UploadEnd;
+    /// Waits until the owner has consumed more of what was handed over. An error: it has ended the upload by itself, because
+    /// somebody else has stored the blob, or has taken its place.
+    async fn moved(&mut self) -> Result<(), UploadEnd>;
+    /// Bytes on their way to the owner.
+    fn unconsumed(&self) -> usize;
     /// The client set `finish_write`: verifies and publishes.
     async fn finish(self) -> Result<PutOutcome, StoreError>;
     /// The client stopped before the end: parks what has been handed over, and says how many raw bytes are committed,
@@ -197,7 +201,7 @@ pub enum StoreError {
     )]
     Shed { slots: u32, wait_ms: u64 },
     #[error(
-        "nothing came for some time while others waited for a place to write (--max_inflight_cas_writes): what has \
+        "next to nothing came for some time while others waited for a place to write (--max_inflight_cas_writes): what has \
          arrived is kept. Ask QueryWriteStatus and go on from there"
     )]
     Yielded,

@@ -89,8 +89,12 @@ impl Upload for SlowUpload {
         self.inner.write(data).await
     }
 
-    async fn ended(&mut self) -> UploadEnd {
-        self.inner.ended().await
+    async fn moved(&mut self) -> Result<(), UploadEnd> {
+        self.inner.moved().await
+    }
+
+    fn unconsumed(&self) -> usize {
+        self.inner.unconsumed()
     }
 
     async fn finish(self) -> Result<PutOutcome, StoreError> {
