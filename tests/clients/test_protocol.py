@@ -51,14 +51,18 @@ def test_settings(peer):
     assert settings.max_concurrent_streams >= 256
     assert settings.max_frame_size == 256 << 10
     assert settings.initial_window_size == 256 << 10
-    assert peer.h2.outbound_flow_control_window == 16 * (256 << 10)
+    # A connection has the protocol's window until it uploads.
+    assert peer.h2.outbound_flow_control_window == 65_535
+    peer.call(f"{BYTE_STREAM}/Write")
+    assert peer.pump(lambda: peer.h2.outbound_flow_control_window == 16 * (256 << 10))
 
 
 def test_window_flag(server):
     with Server(grpc_initial_window_size=str(64 << 10)) as small, Peer(small.port) as peer:
         assert peer.ping()
         assert peer.h2.remote_settings.initial_window_size == 64 << 10
-        assert peer.h2.outbound_flow_control_window == 16 * (64 << 10)
+        peer.call(f"{BYTE_STREAM}/Write")
+        assert peer.pump(lambda: peer.h2.outbound_flow_control_window == 16 * (64 << 10))
 
 
 def test_shape_of_an_answer(peer):
