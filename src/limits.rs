@@ -79,6 +79,9 @@ pub const HTTP2_CONNECTION_WINDOW_MIN: u32 = 65_535;
 pub const HTTP2_CONNECTION_WINDOW_PART: u64 = 32;
 /// How many stream windows a connection window is at most: what the uploads of one connection can make us hold.
 pub const HTTP2_CONNECTION_WINDOW_STREAMS: u32 = 16;
+/// What small DATA frames of a connection that nobody has read yet may fall short of 256 bytes each, in all: 8 of one
+/// byte for each stream. A connection with more is ended (ENHANCE_YOUR_CALM).
+pub const HTTP2_DATA_FRAME_BUDGET: usize = 8 * 256 * HTTP2_STREAMS_MAX as usize;
 /// Bytes of one stream's reply that HTTP/2 holds unsent before its handler has to wait.
 pub const HTTP2_SEND_BUFFER_LEN: usize = 256 << 10;
 /// How long a new connection may take to send the HTTP/2 preface.

@@ -67,6 +67,9 @@ async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
     let mut handshake = Builder::new()
         .initial_window_size(stream_window)
         .initial_connection_window_size(limits::HTTP2_CONNECTION_WINDOW_MIN)
+        // Why set: h2 would derive it from the small window that a connection begins with, and end one that sends a
+        // short message on each of a few hundred streams.
+        .data_frame_budget(limits::HTTP2_DATA_FRAME_BUDGET)
         .max_frame_size(limits::HTTP2_FRAME_LEN_MAX)
         .max_concurrent_streams(limits::HTTP2_STREAMS_MAX)
         .max_header_list_size(limits::HTTP2_HEADER_LIST_LEN_MAX)
