@@ -28,6 +28,8 @@ pub struct AdmissionConfig {
     pub wait_ms: u64,
     /// Writes that may wait on this core at a time.
     pub queue_len: usize,
+    /// How long a core that was asked may take to answer before the next one is asked.
+    pub answer_ms: u64,
 }
 
 /// One core's part. Time comes in as milliseconds since any fixed instant.
@@ -161,7 +163,7 @@ impl Admission {
 
     /// A write wants a slot.
     pub fn enter(&mut self, now_ms: u64) -> Entry {
-        let AdmissionConfig { here, cores, wait_ms, queue_len, .. } = self.config;
+        let AdmissionConfig { here, cores, wait_ms, queue_len, answer_ms, .. } = self.config;
         if self.closed[here] {
             return Entry::Refused(Refusal::Closed);
         }
@@ -176,7 +178,7 @@ impl Admission {
         if self.waiting_here >= queue_len {
             return Entry::Refused(Refusal::QueueFull);
         }
-        let grace_ms = if cores == 1 { 0 } else { ROUND_PAUSE_MS + cores as u64 * ANSWER_MS };
+        let grace_ms = if cores == 1 { 0 } else { ROUND_PAUSE_MS + cores as u64 * answer_ms };
         let number = self.queue_up(Waiting::Here { until_ms: now_ms + wait_ms.max(grace_ms) });
         self.waiting_here += 1;
         self.begin_round(now_ms);
@@ -225,7 +227,7 @@ impl Admission {
     /// Refuses those whose time is over, and goes on asking. Call it at `deadline_ms`.
     pub fn tick(&mut self, now_ms: u64) {
         self.drop_overdue(now_ms);
-        if self.round.is_some_and(|round| now_ms >= round.asked_ms + ANSWER_MS) {
+        if self.round.is_some_and(|round| now_ms >= round.asked_ms + self.config.answer_ms) {
             self.ask_next(now_ms);
         }
         self.begin_round(now_ms);
@@ -240,7 +242,7 @@ impl Admission {
         // Invariant: all wait for the same time, so that the first to come is the first to go.
         let first = self.queue.values().find_map(here)?;
         let round = match self.round {
-            Some(round) => round.asked_ms + ANSWER_MS,
+            Some(round) => round.asked_ms + self.config.answer_ms,
             None if self.others_open() => self.next_round_ms,
             None => u64::MAX,
         };
@@ -429,8 +431,6 @@ impl Admission {
     }
 }
 
-/// How long a core that was asked may take to answer before the next one is asked.
-const ANSWER_MS: u64 = 20;
 /// Between the end of a round of questions and the next. Why: at full load each core would ask all others for each write.
 const ROUND_PAUSE_MS: u64 = 5;
 

@@ -4,6 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+const ANSWER_MS: u64 = 20;
+
 /// Cores, and the messages between them, each pair's in order.
 struct Cluster {
     cores: Vec<Admission>,
@@ -18,7 +20,7 @@ struct Cluster {
 
 impl Cluster {
     fn new(cores: usize, slots: u32, wait_ms: u64) -> Self {
-        let config = |here| AdmissionConfig { here, cores, slots, wait_ms, queue_len: 8 };
+        let config = |here| AdmissionConfig { here, cores, slots, wait_ms, queue_len: 8, answer_ms: ANSWER_MS };
         Self {
             cores: (0..cores).map(|here| Admission::new(config(here))).collect(),
             on_the_way: Vec::new(),
@@ -231,7 +233,7 @@ fn nobody_starves() {
 /// Goal: the queue is first come, first served, bounded, and ends when it should. Method: one core, two slots.
 #[test]
 fn waits_in_order_and_within_bounds() {
-    let config = AdmissionConfig { here: 0, cores: 1, slots: 2, wait_ms: 100, queue_len: 3 };
+    let config = AdmissionConfig { here: 0, cores: 1, slots: 2, wait_ms: 100, queue_len: 3, answer_ms: ANSWER_MS };
     let mut one = Admission::new(config);
     assert_eq!((one.enter(0), one.enter(0)), (Entry::Admitted, Entry::Admitted));
     let waits = [1, 2, 3].map(|now_ms| match one.enter(now_ms) {

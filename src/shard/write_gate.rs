@@ -26,6 +26,8 @@ pub struct WriteLimits {
     pub wait: Duration,
     /// How long an upload may send nothing while somebody waits for its slot.
     pub idle: Duration,
+    /// How long another core may take to say whether it has an idle slot.
+    pub answer: Duration,
 }
 
 /// What a gate has done and holds.
@@ -75,9 +77,10 @@ enum Waits {
 }
 
 impl WriteLimits {
-    /// `slots` for all cores; `idle` as `limits` says.
+    /// `slots` for all cores; the other times as `limits` says.
     pub fn new(slots: u32, wait: Duration) -> Self {
-        Self { slots, wait, idle: Duration::from_millis(limits::WRITE_SLOT_IDLE_MS) }
+        let [idle, answer] = [limits::WRITE_SLOT_IDLE_MS, limits::WRITE_SLOT_ANSWER_MS].map(Duration::from_millis);
+        Self { slots, wait, idle, answer }
     }
 }
 
@@ -98,9 +101,16 @@ pub struct WriteSlot(WriteGate);
 
 impl WriteGate {
     pub fn new(limits: WriteLimits, here: usize, cores: usize) -> Self {
-        let WriteLimits { slots, wait, idle: _ } = limits;
+        let WriteLimits { slots, wait, answer, idle: _ } = limits;
         let wait_ms = wait.as_millis() as u64;
-        let config = AdmissionConfig { here, cores, slots, wait_ms, queue_len: limits::WRITE_QUEUE_LEN };
+        let config = AdmissionConfig {
+            here,
+            cores,
+            slots,
+            wait_ms,
+            queue_len: limits::WRITE_QUEUE_LEN,
+            answer_ms: answer.as_millis() as u64,
+        };
         Self(Rc::new(Inner {
             limits,
             rules: Local::new(Admission::new(config)),
@@ -222,7 +232,7 @@ impl WriteGate {
     }
 
     fn shed(&self) -> StoreError {
-        let WriteLimits { slots, wait, idle: _ } = self.0.limits;
+        let WriteLimits { slots, wait, .. } = self.0.limits;
         StoreError::Shed { slots, wait_ms: wait.as_millis() as u64 }
     }
 
