@@ -95,11 +95,18 @@ pub const HTTP2_RESET_STREAM_KEEP_MS: u64 = 10_000;
 /// Streams cancelled before they were looked at, and protocol errors of single streams, that end their connection.
 pub const HTTP2_PENDING_RESETS_MAX: usize = 256;
 pub const HTTP2_STREAM_ERRORS_MAX: usize = 1024;
-/// Bytes of small writes that are gathered before they go to the socket.
-pub const WRITE_GATHER_LEN: usize = 64 << 10;
-/// A write of more bytes is not gathered. Why: DATA frames of 16 KiB, the most that many clients take, must not be copied,
-/// and small replies must not cost a system call each. The border between them was not measured.
-pub const WRITE_COPY_LEN_MAX: usize = 8 << 10;
+/// Bytes that are gathered in a connection's turn before they go to the socket, and in how many parts.
+/// Why so many: over loopback a send of 1 MiB costs half of what sends of 64 KiB do.
+pub const WRITE_GATHER_LEN: usize = 1 << 20;
+pub const WRITE_PARTS_MAX: usize = 256;
+/// Of these, bytes that are copied. Why fewer: a connection whose socket takes nothing holds them, and they are accounted to
+/// no message.
+pub const WRITE_COPIED_LEN: usize = 64 << 10;
+/// A write of more bytes is not copied when it is cut from a message. Why: the rest of a DATA frame of 16 KiB, the most that
+/// many clients take, must not be, and below this a part costs as much as a copy.
+pub const WRITE_COPY_LEN_MAX: usize = 4 << 10;
+/// Unused buffers of `WRITE_COPIED_LEN` that a core keeps.
+pub const WRITE_BUFFERS_SPARE_MAX: usize = 8;
 /// Connections that may wait in a core's inbox.
 pub const ACCEPT_INBOX_LEN: usize = 256;
 /// Messages of at most this many bytes, requests and replies, are within what a call is counted with.
@@ -130,6 +137,8 @@ pub const READ_YIELD_MS: u64 = 250;
 pub const REPLY_STALL_MS: u64 = 10_000;
 /// What HTTP/2 may keep of a reader that has given its memory back, in bytes; who has more can be cut off.
 pub const READ_REST_LEN: usize = 64 << 10;
+/// Bytes of a ReadResponse, with the gRPC prefix, besides its payload of 16 KiB to 2 MiB: a prefix of 5, a tag, a length.
+pub const READ_MESSAGE_OVERHEAD: usize = 5 + 1 + 3;
 /// A message to a reader has at least this many bytes, if there are as many, whatever its window.
 pub const READ_MESSAGE_LEN_MIN: usize = 16 << 10;
 /// Bytes that a GetTree holds at most while its client does not read: a page, and what the walk has read ahead.

@@ -1,36 +1,36 @@
-//! Between HTTP/2 and the socket: gathers small writes.
+//! Between HTTP/2 and the socket: gathers the frames of one turn.
 //!
-//! Why: h2 flushes after each DATA frame of more than 256 bytes, which is a system call for each small reply. Gathered,
-//! all that a connection has to say in one of its turns goes out at once. What is large is not copied: it goes to the
-//! socket as it is, behind what was gathered, and the socket knows that more may follow. (Reading ahead is the socket's
-//! part too: `rt::tcp`.)
+//! Why: h2 flushes after each DATA frame of more than 256 bytes, which is a system call for each small reply and for each
+//! 16 KiB of a large one. Gathered, all that a connection has to say in one of its turns goes out at once. What is large
+//! is not copied: the payload that h2 writes says which shared bytes it is cut from, and these are kept instead.
+//! (Reading ahead is the socket's part too: `rt::tcp`.)
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
+use bytes::{Buf as _, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::payload::{Rooms, Shown};
 use crate::limits;
 
-/// Write buffers that no connection uses now, each with room for `WRITE_GATHER_LEN` bytes. Why shared: a connection
-/// holds one only while it has bytes that the socket has not taken. Clones share the pool; core-local.
+/// Buffers for what is copied that no connection uses now, each with room for `WRITE_COPIED_LEN` bytes. Why shared: a
+/// connection holds one only while it has bytes that the socket has not taken. Clones share the pool; core-local.
 #[derive(Clone, Default)]
 pub struct Buffers(Rc<RefCell<Vec<Vec<u8>>>>);
 
-/// How many unused buffers a core keeps.
-const SPARE_MAX: usize = 8;
-
 impl Buffers {
     fn take(&self) -> Vec<u8> {
-        self.0.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(limits::WRITE_GATHER_LEN))
+        self.0.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(limits::WRITE_COPIED_LEN))
     }
 
     fn give_back(&self, mut buffer: Vec<u8>) {
         let mut spare = self.0.borrow_mut();
-        if spare.len() < SPARE_MAX {
+        if buffer.capacity() > 0 && spare.len() < limits::WRITE_BUFFERS_SPARE_MAX {
             buffer.clear();
             spare.push(buffer);
         }
@@ -44,8 +44,21 @@ pub struct Gathered<T>(Rc<RefCell<State<T>>>);
 struct State<T> {
     io: T,
     buffers: Buffers,
-    /// Bytes written and not sent yet. Has its room only while it is not empty.
-    gathered: Vec<u8>,
+    shown: Shown,
+    /// What was written and not sent yet, in order.
+    parts: VecDeque<Part>,
+    /// Bytes in `parts`.
+    len: usize,
+    /// The bytes of the parts that were copied, and how many of them were sent. Has its room only while there are parts.
+    copied: Vec<u8>,
+    copied_sent: usize,
+}
+
+enum Part {
+    /// So many bytes of `copied`, behind those of the parts before it.
+    Copied(usize),
+    /// A cut of a message, and what the message is accounted to.
+    Shared { bytes: Bytes, _rooms: Rooms },
 }
 
 impl<T> Clone for Gathered<T> {
@@ -55,8 +68,10 @@ impl<T> Clone for Gathered<T> {
 }
 
 impl<T: AsyncWrite + Unpin> Gathered<T> {
-    pub fn new(io: T, buffers: Buffers) -> Self {
-        Self(Rc::new(RefCell::new(State { io, buffers, gathered: Vec::new() })))
+    /// `shown` is where the payloads that will be written leave what they are cut from.
+    pub fn new(io: T, buffers: Buffers, shown: Shown) -> Self {
+        let (parts, copied) = (VecDeque::new(), Vec::new());
+        Self(Rc::new(RefCell::new(State { io, buffers, shown, parts, len: 0, copied, copied_sent: 0 })))
     }
 
     /// Sends what was gathered. Pending while the socket is full.
@@ -67,47 +82,120 @@ impl<T: AsyncWrite + Unpin> Gathered<T> {
 
 impl<T: AsyncWrite + Unpin> State<T> {
     fn poll_write(&mut self, context: &mut Context<'_>, data: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        let len: usize = data.iter().map(|slice| slice.len()).sum();
+        let shown = self.shown.take();
         loop {
-            if len <= limits::WRITE_COPY_LEN_MAX && self.gathered.len() + len <= limits::WRITE_GATHER_LEN {
-                if self.gathered.capacity() == 0 {
-                    self.gathered = self.buffers.take();
-                }
-                data.iter().for_each(|slice| self.gathered.extend_from_slice(slice));
-                return Poll::Ready(Ok(len));
+            let taken = self.gather(data, shown.as_ref());
+            if taken > 0 || data.iter().all(|slice| slice.is_empty()) {
+                return Poll::Ready(Ok(taken));
             }
-            if self.gathered.is_empty() {
-                return Pin::new(&mut self.io).poll_write_vectored(context, data);
-            }
-            let mut slices = [IoSlice::new(&[]); 16];
-            let given = data.len().min(slices.len() - 1);
-            slices[0] = IoSlice::new(&self.gathered);
-            slices[1..=given].copy_from_slice(&data[..given]);
-            let written = ready!(Pin::new(&mut self.io).poll_write_vectored(context, &slices[..=given]))?;
-            if written == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
-            }
-            let of_gathered = written.min(self.gathered.len());
-            self.gathered.drain(..of_gathered);
-            if written > of_gathered {
-                return Poll::Ready(Ok(written - of_gathered));
-            }
+            ready!(self.poll_send_parts(context))?;
         }
     }
 
-    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.gathered.is_empty() {
-            let written = ready!(Pin::new(&mut self.io).poll_write(context, &self.gathered))?;
-            if written == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+    /// Takes of `data` what there is room for, which is all of it but when much waits already.
+    fn gather(&mut self, data: &[IoSlice<'_>], shown: Option<&(Bytes, Rooms)>) -> usize {
+        let mut taken = 0;
+        for slice in data {
+            if self.len >= limits::WRITE_GATHER_LEN || self.parts.len() >= limits::WRITE_PARTS_MAX {
+                return taken;
             }
-            self.gathered.drain(..written);
+            if slice.len() > limits::WRITE_COPY_LEN_MAX
+                && let Some(cut) = shown.and_then(|(whole, rooms)| {
+                    Some(Part::Shared { bytes: cut_of(whole, slice)?, _rooms: rooms.clone() })
+                })
+            {
+                self.parts.push_back(cut);
+                self.len += slice.len();
+                taken += slice.len();
+                continue;
+            }
+            if self.copied.capacity() == 0 {
+                self.copied = self.buffers.take();
+            }
+            let count = slice.len().min(limits::WRITE_COPIED_LEN - self.copied.len());
+            self.copied.extend_from_slice(&slice[..count]);
+            match self.parts.back_mut() {
+                Some(Part::Copied(len)) => *len += count,
+                _ if count > 0 => self.parts.push_back(Part::Copied(count)),
+                _ => {}
+            }
+            self.len += count;
+            taken += count;
+            if count < slice.len() {
+                return taken;
+            }
         }
-        if self.gathered.capacity() > 0 {
-            self.buffers.give_back(std::mem::take(&mut self.gathered));
+        taken
+    }
+
+    /// Sends what was gathered, and lets the kernel hold back what does not fill a packet, as more may follow.
+    fn poll_send_parts(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.parts.is_empty() {
+            let mut slices = [IoSlice::new(&[]); limits::WRITE_PARTS_MAX];
+            let mut copied = &self.copied[self.copied_sent..];
+            for (slice, part) in slices.iter_mut().zip(&self.parts) {
+                *slice = IoSlice::new(match part {
+                    Part::Copied(len) => copied.split_off(..*len).unwrap_or_default(),
+                    Part::Shared { bytes, .. } => bytes,
+                });
+            }
+            let written = ready!(Pin::new(&mut self.io).poll_write_vectored(context, &slices[..self.parts.len()]))?;
+            self.sent(written)?;
         }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // Why alone: a plain write needs no flush behind it, which is a system call.
+        while let (1, Some(Part::Copied(len))) = (self.parts.len(), self.parts.front()) {
+            let data = &self.copied[self.copied_sent..self.copied_sent + len];
+            let written = ready!(Pin::new(&mut self.io).poll_write(context, data))?;
+            self.sent(written)?;
+        }
+        ready!(self.poll_send_parts(context))?;
         Pin::new(&mut self.io).poll_flush(context)
     }
+
+    /// Forgets what the socket took.
+    fn sent(&mut self, mut written: usize) -> io::Result<()> {
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        self.len -= written;
+        while let Some(part) = self.parts.front_mut() {
+            let len = match part {
+                Part::Copied(len) => len,
+                Part::Shared { bytes, .. } if written < bytes.len() => {
+                    bytes.advance(written);
+                    break;
+                }
+                Part::Shared { bytes, .. } => {
+                    written -= bytes.len();
+                    self.parts.pop_front();
+                    continue;
+                }
+            };
+            let count = written.min(*len);
+            self.copied_sent += count;
+            written -= count;
+            *len -= count;
+            if *len > 0 {
+                break;
+            }
+            self.parts.pop_front();
+        }
+        if self.parts.is_empty() {
+            self.copied_sent = 0;
+            self.buffers.give_back(std::mem::take(&mut self.copied));
+        }
+        Ok(())
+    }
+}
+
+/// The part of `whole` that `slice` is, when it is one.
+fn cut_of(whole: &Bytes, slice: &[u8]) -> Option<Bytes> {
+    whole.as_ptr_range().contains(&slice.as_ptr()).then_some(())?;
+    (slice.as_ptr_range().end <= whole.as_ptr_range().end).then(|| whole.slice_ref(slice))
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for Gathered<T> {
@@ -147,24 +235,45 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Gathered<T> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::payload::Payload;
     use super::*;
 
-    /// A socket that takes at most `take` bytes at a time, none when it is 0, and counts the calls.
+    /// A socket that takes at most `take` bytes at a time, none when it is 0. It counts the calls, and knows where the
+    /// bytes lay that it took.
     struct Socket {
         take: usize,
         calls: usize,
         got: Vec<u8>,
+        places: Vec<*const u8>,
+    }
+
+    impl Socket {
+        fn new(take: usize) -> Self {
+            Self { take, calls: 0, got: Vec::new(), places: Vec::new() }
+        }
     }
 
     impl AsyncWrite for Socket {
-        fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-            let count = data.len().min(self.take);
-            if count == 0 {
+        fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+            self.poll_write_vectored(context, &[IoSlice::new(data)])
+        }
+        fn poll_write_vectored(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            data: &[IoSlice<'_>],
+        ) -> Poll<io::Result<usize>> {
+            let mut left = self.take;
+            if left == 0 {
                 return Poll::Pending;
             }
             self.calls += 1;
-            self.got.extend_from_slice(&data[..count]);
-            Poll::Ready(Ok(count))
+            for slice in data {
+                let count = slice.len().min(left);
+                self.places.push(slice.as_ptr());
+                self.got.extend_from_slice(&slice[..count]);
+                left -= count;
+            }
+            Poll::Ready(Ok(self.take - left))
         }
         fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
             Poll::Ready(Ok(()))
@@ -174,16 +283,29 @@ mod tests {
         }
     }
 
+    fn gathered(take: usize, shown: &Shown) -> Gathered<Socket> {
+        Gathered::new(Socket::new(take), Buffers::default(), shown.clone())
+    }
+
+    fn holds_nothing(io: &Gathered<Socket>) -> bool {
+        let state = io.0.borrow();
+        state.len == 0 && state.parts.is_empty() && state.copied.capacity() == 0
+    }
+
+    fn bytes_of(len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 7 + len) as u8).collect()
+    }
+
     /// Goal: bytes keep their order and none is lost, whatever the socket takes, and small writes become one. Method:
     /// writes of growing size over sockets that take 1000 bytes, or everything, at a time.
     #[test]
     fn keeps_the_order() {
         let mut context = Context::from_waker(std::task::Waker::noop());
         for take in [1000, usize::MAX] {
-            let mut io = Gathered::new(Socket { take, calls: 0, got: Vec::new() }, Buffers::default());
+            let mut io = gathered(take, &Shown::default());
             let mut expected = Vec::new();
             for len in [1, 5, 4000, 70_000, 10, 60_000, 6000, 200_000, 1] {
-                let piece: Vec<u8> = (0..len).map(|i| (i * 7 + len) as u8).collect();
+                let piece = bytes_of(len);
                 expected.extend_from_slice(&piece);
                 let mut rest = &piece[..];
                 while !rest.is_empty() {
@@ -197,9 +319,9 @@ mod tests {
             }
             assert!(io.poll_send(&mut context).is_ready());
             assert_eq!(io.0.borrow().io.got, expected);
-            assert_eq!(io.0.borrow().gathered.capacity(), 0);
+            assert!(holds_nothing(&io));
         }
-        let io = Gathered::new(Socket { take: usize::MAX, calls: 0, got: Vec::new() }, Buffers::default());
+        let io = gathered(usize::MAX, &Shown::default());
         for _ in 0..100 {
             assert!(Pin::new(&mut io.clone()).poll_write(&mut context, &[7; 100]).is_ready());
         }
@@ -208,6 +330,52 @@ mod tests {
         io.0.borrow_mut().io.take = 0;
         assert!(Pin::new(&mut io.clone()).poll_write(&mut context, b"kept").is_ready());
         assert!(io.poll_send(&mut context).is_pending());
-        assert_eq!(io.0.borrow().gathered, b"kept");
+        assert_eq!(io.0.borrow().copied, b"kept");
+    }
+
+    /// Writes the next frame of at most 16 KiB as h2 does: a head, and behind it what the payload shows.
+    fn write_frame(io: &mut Gathered<Socket>, context: &mut Context<'_>, payload: &mut Payload) {
+        let mut frame = (&b"nine byte"[..]).chain(payload.take(16 << 10));
+        while frame.has_remaining() {
+            let mut slices = [IoSlice::new(&[]); 8];
+            let count = frame.chunks_vectored(&mut slices);
+            let written = Pin::new(&mut *io).poll_write_vectored(context, &slices[..count]);
+            let Poll::Ready(Ok(count)) = written else { panic!("the socket takes bytes") };
+            frame.advance(count);
+        }
+    }
+
+    /// Goal: the large pieces of messages go to the socket from where they are, in order between what is copied, and
+    /// are let go of when they are sent. Method: messages of large and small pieces, over sockets that take a few bytes
+    /// at a time, or everything.
+    #[test]
+    fn sends_messages_from_where_they_are() {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        for take in [777, 100_000, usize::MAX] {
+            let shown = Shown::default();
+            let mut io = gathered(take, &shown);
+            let pieces = [50_000, 10, 100_000, 600].map(|len| Bytes::from(bytes_of(len)));
+            let mut expected = Vec::new();
+            for _ in 0..3 {
+                let message = || Payload::message(pieces.to_vec(), Rooms::default(), shown.clone());
+                let mut whole = message();
+                for frame in whole.copy_to_bytes(whole.remaining()).chunks(16 << 10) {
+                    expected.extend_from_slice(b"nine byte");
+                    expected.extend_from_slice(frame);
+                }
+                let mut payload = message();
+                while payload.has_remaining() {
+                    write_frame(&mut io, &mut context, &mut payload);
+                }
+            }
+            assert!(io.poll_send(&mut context).is_ready());
+            assert!(holds_nothing(&io) && shown.take().is_none());
+            let state = io.0.borrow();
+            assert_eq!(state.io.got, expected);
+            let from_pieces =
+                state.io.places.iter().filter(|place| pieces.iter().any(|p| p.as_ptr_range().contains(place)));
+            assert!(from_pieces.count() >= 3 * 150_000 / (16 << 10));
+            assert!(pieces.iter().all(Bytes::is_unique));
+        }
     }
 }

@@ -67,7 +67,7 @@ pub(super) fn start<S: Store>(
     let has_encoding = head.headers.get(GRPC_ENCODING).is_some_and(|encoding| encoding != IDENTITY);
     let timeout = head.headers.get(GRPC_TIMEOUT).map(|value| grpc_frame::parse_timeout(value.as_bytes()));
     let body = Body::new(stream, has_encoding, server.write_idle.get());
-    let responder = Responder::new(respond, shares.replies.clone());
+    let responder = Responder::new(respond, shares.replies.clone(), server.shown.clone());
     let timeout_given = timeout.flatten();
     let requests = shares.requests.clone();
     let call = Call {

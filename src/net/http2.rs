@@ -30,7 +30,7 @@ where
         return tracing::debug!("a connection was closed: those that are open take all of their memory");
     };
     let _open = Gauge::enter(&server.counters.connections);
-    let io = Gathered::new(io, server.buffers.clone());
+    let io = Gathered::new(io, server.buffers.clone(), server.shown.clone());
     let watch = server.watch_phase();
     let handshake = handshake(&io, server.settings.stream_window, &watch);
     let connection = match time::timeout(server.preface_timeout.get(), handshake).await {

@@ -1,11 +1,13 @@
 //! What goes into DATA frames: a gRPC prefix and the pieces of a message behind it, none of them copied.
 
+use std::cell::RefCell;
 use std::io::IoSlice;
 use std::rc::Rc;
 
 use bytes::{Buf, Bytes};
 
 use super::memory::Room;
+use crate::limits;
 use crate::pure::grpc_frame::{PREFIX_LEN, prefix};
 
 /// One gRPC message on its way out.
@@ -16,7 +18,22 @@ pub struct Payload {
     /// The first piece that has bytes left.
     at: usize,
     remaining: usize,
-    _rooms: Rooms,
+    rooms: Rooms,
+    shown: Shown,
+}
+
+/// The piece that a payload's last `chunks_vectored` ended with, if it was a large one, and what it is accounted to.
+///
+/// Why: a transport sees only the bytes that it is asked to write. With this it can keep them without a copy, and they stay
+/// accounted until the socket has them. Clones share it; core-local.
+#[derive(Clone, Default)]
+pub struct Shown(Rc<RefCell<Option<(Bytes, Rooms)>>>);
+
+impl Shown {
+    /// What was shown since the last call.
+    pub fn take(&self) -> Option<(Bytes, Rooms)> {
+        self.0.borrow_mut().take()
+    }
 }
 
 /// What a message is accounted to. Why in here: HTTP/2 drops a payload when it has gone out, or never will.
@@ -29,10 +46,10 @@ pub struct Rooms {
 
 impl Payload {
     /// The message made of `pieces`, which follow each other.
-    pub fn message(pieces: Vec<Bytes>, rooms: Rooms) -> Self {
+    pub fn message(pieces: Vec<Bytes>, rooms: Rooms, shown: Shown) -> Self {
         let len: usize = pieces.iter().map(Bytes::len).sum();
         let remaining = PREFIX_LEN + len;
-        let mut payload = Self { prefix: prefix(len), prefix_sent: 0, pieces, at: 0, remaining, _rooms: rooms };
+        let mut payload = Self { prefix: prefix(len), prefix_sent: 0, pieces, at: 0, remaining, rooms, shown };
         payload.skip_empty();
         payload
     }
@@ -58,11 +75,26 @@ impl Buf for Payload {
         self.pieces.get(self.at).map_or(&[], |piece| piece)
     }
 
+    /// Ends with the first large piece, which it leaves in `Shown`.
     fn chunks_vectored<'a>(&'a self, dst: &mut [IoSlice<'a>]) -> usize {
         let prefix = &self.prefix[self.prefix_sent..];
-        let pieces = self.pieces[self.at..].iter().map(|piece| &piece[..]);
-        let chunks = std::iter::once(prefix).chain(pieces).filter(|chunk| !chunk.is_empty());
-        dst.iter_mut().zip(chunks).map(|(slot, chunk)| *slot = IoSlice::new(chunk)).count()
+        let mut slots = dst.iter_mut();
+        let mut filled = 0;
+        if !prefix.is_empty()
+            && let Some(slot) = slots.next()
+        {
+            *slot = IoSlice::new(prefix);
+            filled += 1;
+        }
+        for (piece, slot) in self.pieces[self.at..].iter().filter(|piece| !piece.is_empty()).zip(slots) {
+            *slot = IoSlice::new(piece);
+            filled += 1;
+            if piece.len() > limits::WRITE_COPY_LEN_MAX {
+                *self.shown.0.borrow_mut() = Some((piece.clone(), self.rooms.clone()));
+                break;
+            }
+        }
+        filled
     }
 
     fn advance(&mut self, mut count: usize) {
@@ -93,7 +125,7 @@ mod tests {
             || vec![Bytes::new(), Bytes::from_static(b"abc"), Bytes::new(), Bytes::from_static(b"defgh"), Bytes::new()];
         let expected = b"\0\0\0\0\x08abcdefgh";
         for step in 1..=expected.len() {
-            let mut payload = Payload::message(pieces(), Rooms::default());
+            let mut payload = Payload::message(pieces(), Rooms::default(), Shown::default());
             let mut got = Vec::new();
             while payload.has_remaining() {
                 let mut slices = [IoSlice::new(&[]); 8];
@@ -107,10 +139,10 @@ mod tests {
                 payload.advance(step);
             }
             assert_eq!(got, expected);
-            let mut jumped = Payload::message(pieces(), Rooms::default());
+            let mut jumped = Payload::message(pieces(), Rooms::default(), Shown::default());
             jumped.advance(step);
             assert_eq!(jumped.copy_to_bytes(jumped.remaining()), expected[step..]);
         }
-        assert_eq!(Payload::message(Vec::new(), Rooms::default()).chunk(), b"\0\0\0\0\0");
+        assert_eq!(Payload::message(Vec::new(), Rooms::default(), Shown::default()).chunk(), b"\0\0\0\0\0");
     }
 }

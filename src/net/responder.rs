@@ -14,7 +14,7 @@ use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 
 use super::account::Account;
 use super::memory::{GaveWay, Room, Share};
-use super::payload::{Payload, Rooms};
+use super::payload::{Payload, Rooms, Shown};
 use crate::limits;
 use crate::pure::grpc_frame::{self, Part};
 use crate::rt::time::{self, Sleep};
@@ -41,6 +41,7 @@ struct Answer {
     /// What the call holds for its reply. Each message that HTTP/2 still has keeps its own hold on it.
     rooms: Rooms,
     replies: Share,
+    shown: Shown,
     /// Bytes of the last message.
     last_len: usize,
     /// The client has taken nothing for too long: what it was sent is dropped.
@@ -55,13 +56,27 @@ enum Stage {
     Ended,
 }
 
+impl Stage {
+    /// The stream to send messages on, after sending the headers if that has not been done. An error when the call is over.
+    fn streaming(&mut self) -> Result<&mut SendStream<Payload>, Status> {
+        if let Self::New(respond) = self {
+            *self = Self::Streaming(respond.send_response(headers_response(), false).map_err(|_| gone())?);
+        }
+        match self {
+            Self::Streaming(stream) => Ok(stream),
+            Self::New(_) | Self::Ended => Err(gone()),
+        }
+    }
+}
+
 impl Responder {
-    pub(super) fn new(respond: SendResponse<Payload>, replies: Share) -> Self {
+    pub(super) fn new(respond: SendResponse<Payload>, replies: Share, shown: Shown) -> Self {
         let answer = Answer {
             stage: Stage::New(respond),
             account: None,
             rooms: Rooms::default(),
             replies,
+            shown,
             last_len: 0,
             is_stalled: false,
         };
@@ -99,24 +114,22 @@ impl Responder {
     /// Sends a message without waiting for room: for the only message of a unary call.
     pub(super) fn send_now(&mut self, message: Reply) -> Result<(), Status> {
         let answer = &mut *self.0.borrow_mut();
-        let payload = Payload::message(message, answer.rooms.clone());
+        let payload = Payload::message(message, answer.rooms.clone(), answer.shown.clone());
         answer.last_len = payload.remaining();
         if let Some(account) = &mut answer.account {
             account.message_sent(payload.remaining());
         }
-        if let Stage::New(respond) = &mut answer.stage {
-            let response = headers_response();
-            answer.stage = Stage::Streaming(respond.send_response(response, false).map_err(|_| gone())?);
-        }
-        match &mut answer.stage {
-            Stage::Streaming(stream) => stream.send_data(payload, false).map_err(|_| gone()),
-            Stage::New(_) | Stage::Ended => Err(gone()),
-        }
+        let stream = answer.stage.streaming()?;
+        stream.send_data(payload, false).map_err(|_| gone())
     }
 
-    /// Waits until HTTP/2 may send at least one byte more than it holds. The first message always may be handed over.
+    /// Waits until HTTP/2 may send at least one byte more than it holds.
+    ///
+    /// Why the headers go first: only then does HTTP/2 say what it may send, and a client that opens no window must not
+    /// be able to park a first message of each of its calls here.
     fn poll_room(&self, context: &mut Context<'_>) -> Poll<Result<usize, Status>> {
-        let Stage::Streaming(stream) = &mut self.0.borrow_mut().stage else { return Poll::Ready(Ok(usize::MAX)) };
+        let answer = &mut *self.0.borrow_mut();
+        let stream = answer.stage.streaming()?;
         stream.reserve_capacity(limits::HTTP2_SEND_BUFFER_LEN);
         while stream.capacity() == 0 {
             match ready!(stream.poll_capacity(context)) {

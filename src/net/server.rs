@@ -14,6 +14,7 @@ use super::http1::{self, HttpCounters, Patience};
 use super::http2;
 use super::memory::{Memory, Shares};
 use super::methods::GrpcCounters;
+use super::payload::Shown;
 use crate::budget::Purse;
 use crate::limits;
 use crate::metrics::export::Exporter;
@@ -87,6 +88,7 @@ pub struct Server<S> {
     pub(super) patience: Cell<Patience>,
     pub(super) exporter: Exporter,
     pub(super) buffers: Buffers,
+    pub(super) shown: Shown,
     /// Unary requests that are held as a whole, and replies until they have gone out.
     pub(super) request_memory: Memory,
     pub(super) reply_memory: Memory,
@@ -122,6 +124,7 @@ impl<S: Store> Server<S> {
             patience: Cell::default(),
             exporter,
             buffers: Buffers::default(),
+            shown: Shown::default(),
             counters: Counters::default(),
             connections: Gate::default(),
             phases: Local::new(Phases { now: Phase::Serving, watchers: BTreeMap::new(), next_watcher: 0 }),

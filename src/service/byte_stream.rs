@@ -143,7 +143,9 @@ async fn send_pieces(blob: &mut Blob, get: &mut Get, out: &mut impl Outgoing) ->
                 None => return Ok(Sent::All),
             }
         }
-        let len = rest.len().min(room.max(limits::READ_MESSAGE_LEN_MIN)).min(limits::READ_PIECE_LEN_MAX);
+        // Why to the byte: what does not fit waits in HTTP/2, and goes out as a frame of its own.
+        let room = room.saturating_sub(limits::READ_MESSAGE_OVERHEAD).max(limits::READ_MESSAGE_LEN_MIN);
+        let len = rest.len().min(room).min(limits::READ_PIECE_LEN_MAX);
         let is_little = len < rest.len() / 2 && len <= limits::READ_REST_LEN;
         let piece = rest.split_to(len);
         get.offset += len as u64;
