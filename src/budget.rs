@@ -181,17 +181,20 @@ impl Purse {
     }
 
     /// The same, until dropped.
-    pub fn apart_for(&self, len: u64) -> Option<Apart> {
-        self.set_apart(len).then(|| Apart { purse: self.clone(), len })
+    pub fn apart_for(&self, len: u64, claim: Claim) -> Option<Apart> {
+        self.set_apart(len, claim).then(|| Apart { purse: self.clone(), len })
     }
 
-    /// Counts `len` bytes of a connection or call, which the uses then have less. False when there is no room for more.
+    /// Counts `len` bytes of a connection or call, which the uses then have less. False when there is no room for more:
+    /// the last eighth of it is for first claims.
     ///
     /// Why told in steps: it is done for each call, and some of them more or less do not matter.
-    pub fn set_apart(&self, len: u64) -> bool {
+    pub fn set_apart(&self, len: u64, claim: Claim) -> bool {
         let Local { budget, apart, .. } = &*self.0;
         let others = budget.0.apart.load(Ordering::Relaxed).saturating_sub(self.0.apart_told.get());
-        if others + apart.get() + len > budget.0.plan.apart_max() {
+        let max = budget.0.plan.apart_max();
+        let max = if claim == Claim::Further { max / 8 * 7 } else { max };
+        if others + apart.get() + len > max {
             return false;
         }
         apart.set(apart.get() + len);
@@ -280,7 +283,9 @@ mod tests {
         two.give(Use::Replies, 290);
         assert_eq!((one.held(Use::Replies), two.held(Use::Replies)), (0, 0));
         assert!(budget.0.used[Use::Replies as usize].load(Ordering::Relaxed) <= 4 * budget.0.chunk);
-        assert!(one.set_apart(800) && two.set_apart(400) && !two.set_apart(10));
+        let first = Claim::First { held: 0 };
+        assert!(one.set_apart(800, first) && !two.set_apart(251, Claim::Further) && two.set_apart(250, Claim::Further));
+        assert!(two.set_apart(150, first) && !two.set_apart(10, first));
         assert_eq!(one.share(Use::Replies), 100);
         one.rejoin(800);
         two.rejoin(400);

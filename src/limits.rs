@@ -116,6 +116,8 @@ pub const CONNECTION_HELD_LEN: u64 = 24 << 10;
 /// Memory that an open call is counted with besides its messages, in bytes: its handler's state, its headers, what HTTP/2
 /// knows of its stream, and a small request and reply.
 pub const CALL_HELD_LEN: u64 = 16 << 10;
+/// Calls of a connection that may take the memory which is kept for those who have few.
+pub const CALLS_FIRST_MAX: usize = 8;
 /// How often whoever waits for memory looks whether another core has given some back.
 pub const MEMORY_WATCH_MS: u64 = 20;
 /// Requests of one connection that may wait for memory half-sent, at most; then its youngest is refused. Why so few: what

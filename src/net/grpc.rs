@@ -22,7 +22,7 @@ use super::methods::Method;
 use super::payload::Payload;
 use super::responder::Responder;
 use super::server::{Gauge, Phase, PhaseWatch, Server, count};
-use crate::budget::Apart;
+use crate::budget::{Apart, Claim};
 use crate::limits;
 use crate::pure::grpc_frame::{self, Part};
 use crate::rt;
@@ -55,7 +55,10 @@ pub(super) fn start<S: Store>(
     let (head, stream) = request.into_parts();
     // Why not health: who looks after the server must see that it lives.
     let is_exempt = head.uri.path() == HEALTH_CHECK;
-    let memory = server.settings.purse.apart_for(limits::CALL_HELD_LEN);
+    // Why: many calls of few connections must not keep others from making one.
+    let is_first = calls.len() < limits::CALLS_FIRST_MAX;
+    let claim = if is_first { Claim::First { held: 0 } } else { Claim::Further };
+    let memory = server.settings.purse.apart_for(limits::CALL_HELD_LEN, claim);
     let is_full = memory.is_none() && !is_exempt;
     if let Some(status) = not_grpc(&head) {
         let mut response = Response::new(());

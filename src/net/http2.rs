@@ -25,7 +25,7 @@ where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     S: Store,
 {
-    let Some(_memory) = server.settings.purse.apart_for(limits::CONNECTION_HELD_LEN) else {
+    let Some(_memory) = server.settings.purse.apart_for(limits::CONNECTION_HELD_LEN, Claim::First { held: 0 }) else {
         count(&server.counters.connections_failed);
         return tracing::debug!("a connection was closed: those that are open take all of their memory");
     };
