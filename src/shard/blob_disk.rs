@@ -45,6 +45,8 @@ pub trait BlobDisk: Clone + 'static {
 pub trait FrameWriter {
     /// Appends a frame of `FRAME_LEN` raw bytes; the last may be shorter. Waits for the disk when it is behind.
     async fn push(&mut self, codec: Codec, stored: &[u8]) -> Result<(), DiskError>;
+    /// Bytes of memory that wait to be written.
+    fn staged_len(&self) -> usize;
     /// Publishes the blob, whose content has been verified.
     async fn commit(self) -> Result<u64, DiskError>;
 }
@@ -117,6 +119,10 @@ impl BlobDisk for Disk {
 impl FrameWriter for LargeWriter {
     async fn push(&mut self, codec: Codec, stored: &[u8]) -> Result<(), DiskError> {
         LargeWriter::push(self, codec, stored).await
+    }
+
+    fn staged_len(&self) -> usize {
+        LargeWriter::staged_len(self)
     }
 
     async fn commit(self) -> Result<u64, DiskError> {

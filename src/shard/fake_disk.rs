@@ -177,6 +177,10 @@ impl FrameWriter for FakeWriter {
         Ok(())
     }
 
+    fn staged_len(&self) -> usize {
+        0
+    }
+
     async fn commit(mut self) -> Result<u64, DiskError> {
         let frames = Rc::new(std::mem::take(&mut self.frames));
         Ok(self.disk.with(|state| {

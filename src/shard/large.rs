@@ -96,6 +96,11 @@ impl LargeWriter {
         Ok(())
     }
 
+    /// Bytes of memory that are staged for the drive.
+    pub fn staged_len(&self) -> usize {
+        self.stage.as_ref().map_or(0, |stage| stage.buf.bytes().len())
+    }
+
     /// All frames are there and the content has been verified: publishes the blob. Returns its version.
     pub async fn commit(self) -> Result<u64, DiskError> {
         let frames = self.key.size.div_ceil(FRAME_LEN as u64);

@@ -49,7 +49,8 @@ impl<D: BlobDisk> Session<D> {
 
     /// Raw bytes held in memory and, as far as we know, on disk.
     pub fn held(&self) -> (usize, u64) {
-        (self.open_frame.capacity(), self.committed - self.open_frame.len() as u64)
+        let staged = self.writer.as_ref().map_or(0, |writer| writer.staged_len());
+        (self.open_frame.capacity() + staged, self.committed - self.open_frame.len() as u64)
     }
 
     /// Gives back what only a running upload needs.

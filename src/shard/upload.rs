@@ -300,6 +300,11 @@ impl<D: BlobDisk> Uploads<D> {
         self.0.with(|table| table.parking.len())
     }
 
+    /// Bytes of memory that they hold.
+    pub fn parked_bytes(&self) -> usize {
+        self.0.with(|table| table.parking.held().memory_bytes)
+    }
+
     /// Frees all interrupted uploads.
     pub fn clear(&self) {
         let freed = self.0.with(|table| table.free_overdue(u64::MAX));

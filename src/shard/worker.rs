@@ -63,6 +63,8 @@ pub struct WorkerStats {
     /// Puts and uploads of blobs that were present.
     pub already_present: u64,
     pub parked_uploads: u64,
+    /// Bytes of memory that they hold.
+    pub parked_bytes: u64,
     /// Streams and uploads that are running.
     pub tasks: u64,
     /// How long work waits for its turn, in microseconds.
@@ -141,6 +143,7 @@ impl<D: BlobDisk> Worker<D> {
             stored_raw_bytes: self.0.stored_raw_bytes.get(),
             already_present: self.0.already_present.get(),
             parked_uploads: self.0.uploads.parked() as u64,
+            parked_bytes: self.0.uploads.parked_bytes() as u64,
             tasks: self.0.gate.len() as u64,
             delay_us: u64::from(self.0.codecs.pressure().delay_us()),
             writes: self.0.write_gate.stats(),
@@ -161,6 +164,7 @@ impl<D: BlobDisk> Worker<D> {
         into.add(Metric::RamCacheEvicted, stats.ram.evicted);
         into.add(Metric::RamCacheEntries, stats.ram.entries);
         into.add_for(Metric::MemoryHeld, ["ram_cache"], stats.ram.bytes);
+        into.add_for(Metric::MemoryHeld, ["parked"], stats.parked_bytes);
         self.0.write_gate.report(into);
     }
 
