@@ -83,6 +83,9 @@ pub struct UploadQueue {
     pace: Pace,
     places: FxHashMap<Upload, Place>,
     ready: VecDeque<Upload>,
+    /// Owed for want of room alone: their turn comes when nothing is ready.
+    overflow: VecDeque<Upload>,
+    /// Owed since a try, or since the backend took nothing.
     owed: VecDeque<Upload>,
     running: usize,
 }
@@ -94,6 +97,7 @@ impl UploadQueue {
             pace: Pace::new(limits.running),
             places: FxHashMap::default(),
             ready: VecDeque::new(),
+            overflow: VecDeque::new(),
             owed: VecDeque::new(),
             running: 0,
         }
@@ -112,7 +116,12 @@ impl UploadQueue {
             self.ready.push_back(upload);
             return Pushed::Ready;
         }
-        if self.keep(upload) { Pushed::Owed } else { Pushed::Refused }
+        if self.owed() >= self.limits.owed {
+            return Pushed::Refused;
+        }
+        self.places.insert(upload, Place::Owed);
+        self.overflow.push_back(upload);
+        Pushed::Owed
     }
 
     /// The next upload to run, if the pace allows one more.
@@ -120,7 +129,7 @@ impl UploadQueue {
         if self.running >= self.pace.limit() as usize {
             return None;
         }
-        let upload = self.ready.pop_front()?;
+        let upload = self.ready.pop_front().or_else(|| self.overflow.pop_front())?;
         self.places.insert(upload, Place::Running { again: false });
         self.running += 1;
         Some(upload)
@@ -142,7 +151,7 @@ impl UploadQueue {
         }
     }
 
-    /// Makes ready again what is owed, oldest first, as long as the queue is less than half full. How many.
+    /// Makes ready again what is owed since a try, oldest first, as long as the queue is less than half full. How many.
     pub fn retry_owed(&mut self) -> usize {
         let mut count = 0;
         while self.depth() < self.limits.queued.div_ceil(2) {
@@ -193,12 +202,12 @@ impl UploadQueue {
     }
 
     pub fn owed(&self) -> usize {
-        self.owed.len()
+        self.overflow.len() + self.owed.len()
     }
 
     /// Those that are owed longest, at most `most`.
     pub fn oldest_owed(&self, most: usize) -> Vec<Upload> {
-        self.owed.iter().take(most).copied().collect()
+        self.owed.iter().chain(&self.overflow).take(most).copied().collect()
     }
 
     /// All of them, in no order.
@@ -215,7 +224,7 @@ impl UploadQueue {
     }
 
     fn keep(&mut self, upload: Upload) -> bool {
-        if self.owed.len() >= self.limits.owed {
+        if self.owed() >= self.limits.owed {
             return false;
         }
         self.places.insert(upload, Place::Owed);
@@ -292,6 +301,22 @@ mod tests {
                 assert!(queue.depth() <= limits.queued + limits.running as usize, "seed {seed}");
             }
         }
+    }
+
+    /// Goal: what did not fit into the queue has its turn as soon as nothing else has, without a retry; what failed waits
+    /// for one. Method: more than fits, each of which is run, one of them in vain.
+    #[test]
+    fn what_did_not_fit_comes_next() {
+        let mut queue = UploadQueue::new(QueueLimits { queued: 2, owed: 3, running: 1 });
+        let pushed: Vec<_> = (0..6).map(|number| queue.push(upload(number))).collect();
+        assert_eq!(pushed[..2], [Pushed::Ready; 2]);
+        assert_eq!((&pushed[2..5], pushed[5]), (&[Pushed::Owed; 3][..], Pushed::Refused));
+        for number in 0..5 {
+            assert_eq!(queue.start(), Some(upload(number)));
+            queue.finish(upload(number), if number == 3 { End::Owed } else { End::Done });
+        }
+        assert_eq!((queue.start(), queue.owed(), queue.retry_owed()), (None, 1, 1));
+        assert_eq!(queue.start(), Some(upload(3)));
     }
 
     /// Goal: a thing that changes while it is uploaded is uploaded again. Method: one, step by step.
