@@ -43,6 +43,8 @@ struct Inner {
     epoch: Instant,
     breaker: Local<Breaker>,
     breaker_changed: Event,
+    /// The breaker has closed.
+    healed: Event,
     /// The state that was announced last.
     announced: Cell<State>,
     /// Of credentials: the generation that is out, and one that has expired.
@@ -109,6 +111,7 @@ impl Owner {
                 epoch: rt::time::now(),
                 breaker: Local::new(Breaker::new(BREAKER)),
                 breaker_changed: Event::default(),
+                healed: Event::default(),
                 announced: Cell::new(State::Closed),
                 generation: Cell::new(0),
                 expired: Event::default(),
@@ -244,7 +247,10 @@ impl Owned {
             match state {
                 State::Open => tracing::warn!(backend = self.0.name, "the breaker is open: reads miss, uploads wait"),
                 State::HalfOpen => tracing::info!(backend = self.0.name, "the breaker is half-open: one probe is out"),
-                State::Closed => tracing::info!(backend = self.0.name, "the breaker is closed: the backend is well"),
+                State::Closed => {
+                    tracing::info!(backend = self.0.name, "the breaker is closed: the backend is well");
+                    self.0.healed.notify();
+                }
             }
         }
         self.0.breaker_changed.notify();
@@ -414,7 +420,7 @@ impl Owned {
     async fn retry_owed(self) {
         let mut kept: Option<Instant> = None;
         loop {
-            let changed = self.0.breaker_changed.wait();
+            let healed = self.0.healed.wait();
             let now = rt::time::now();
             if kept.is_none_or(|kept| now - kept >= Duration::from_millis(BACKEND_OWED_KEEP_MS)) {
                 kept = Some(now);
@@ -423,7 +429,7 @@ impl Owned {
             if self.state() == State::Closed && self.0.queue.with(UploadQueue::retry_owed) > 0 {
                 self.0.queue_changed.notify();
             }
-            let due = rt::time::race(changed, rt::time::sleep(Duration::from_millis(BACKEND_OWED_RETRY_MS)));
+            let due = rt::time::race(healed, rt::time::sleep(Duration::from_millis(BACKEND_OWED_RETRY_MS)));
             if let rt::time::Either::Right(()) = rt::time::race(due, self.0.backends.stopped()).await {
                 return;
             }
