@@ -324,7 +324,7 @@ pub const BACKEND_SPEED_FLOOR: u64 = 64 << 10;
 pub const BACKEND_ERROR_BODY_MAX: usize = 64 << 10;
 /// Notes about backends that may wait for a core, besides one for each sender.
 pub const BACKEND_NOTES_LEN: usize = 1024;
-/// Existence checks of one call that run at a time on one core.
+/// Existence checks of one backend that run at a time on one core.
 pub const BACKEND_HEADS_MAX: usize = 64;
 /// Answers about existence that a core keeps of one backend, at about 64 bytes each.
 pub const BACKEND_EXISTENCE_LEN: usize = 1 << 16;
@@ -337,6 +337,8 @@ pub const BACKEND_WRONG_MAX: usize = 4096;
 pub const BACKEND_LOG_MS: u64 = 60_000;
 /// How often the ledger of uploads is synced.
 pub const BACKEND_LEDGER_SYNC_MS: u64 = 1_000;
+/// How long after a failed write it is written anew.
+pub const BACKEND_LEDGER_RETRY_MS: u64 = 60_000;
 /// Entries of a ledger that may be struck out before it is written anew: half a megabyte.
 pub const BACKEND_LEDGER_STRUCK_MIN: usize = 10_000;
 /// Uploads of one backend that are owed at most, at about 100 bytes of memory and 56 of disk each.

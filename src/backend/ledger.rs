@@ -5,9 +5,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::limits::{BACKEND_LEDGER_STRUCK_MIN, BACKEND_LEDGER_SYNC_MS};
+use crate::limits::{BACKEND_LEDGER_RETRY_MS, BACKEND_LEDGER_STRUCK_MIN, BACKEND_LEDGER_SYNC_MS};
 use crate::pure::ledger::{ENTRY_LEN, Entry, replay};
 use crate::pure::upload_queue::Upload;
 use crate::rt;
@@ -33,6 +33,8 @@ struct State {
     /// The writer has taken what was pending and is not done.
     writing: bool,
     stopping: bool,
+    /// When the file could not be written. From then on nothing is noted, until it is written anew.
+    broken: Option<Instant>,
 }
 
 /// The ledger of a backend, below the cache directory. The name is made safe for a file, and unique by its hash.
@@ -86,20 +88,27 @@ impl Ledger {
 
     fn append(&self, entry: Entry) {
         self.0.state.with(|state| {
-            state.pending.extend_from_slice(&entry.encode());
-            state.entries += 1;
+            if state.broken.is_none() {
+                state.pending.extend_from_slice(&entry.encode());
+                state.entries += 1;
+            }
         });
         self.0.changed.notify();
     }
 
-    /// Whether most of the file is struck out, when so many uploads are unfinished.
+    /// Whether it is time to write the file anew, when so many uploads are unfinished: most of it is struck out, or it
+    /// could not be written a while ago.
     pub fn is_worn(&self, unfinished: usize) -> bool {
-        self.0.state.with(|state| state.entries > 2 * unfinished + BACKEND_LEDGER_STRUCK_MIN)
+        self.0.state.with(|state| match state.broken {
+            Some(since) => since.elapsed() >= RETRY,
+            None => state.entries > 2 * unfinished + BACKEND_LEDGER_STRUCK_MIN,
+        })
     }
 
     /// Writes the file anew with what is unfinished: the caller changes nothing meanwhile but through `note` and `strike`.
     pub fn renew(&self, unfinished: Vec<Upload>) {
         self.0.state.with(|state| {
+            state.broken = None;
             state.entries = unfinished.len();
             // Whatever was pending is contained.
             state.pending.clear();
@@ -122,7 +131,8 @@ impl Ledger {
         }
     }
 
-    async fn write(self, mut file: File) {
+    async fn write(self, file: File) {
+        let mut file = Some(file);
         let mut synced = rt::time::now();
         let mut dirty = false;
         loop {
@@ -142,21 +152,28 @@ impl Ledger {
                 continue;
             }
             let path = self.0.path.clone();
-            let written = rt::blocking(move || store(file, &path, &pending, sync)).await;
+            let last = file.take();
+            let written = rt::blocking(move || store(last, &path, &pending, sync)).await;
             self.0.state.with(|state| state.writing = false);
             match written {
-                Ok(Ok(same)) => file = same,
+                Ok(Ok(same)) => {
+                    file = Some(same);
+                    dirty = !sync;
+                }
                 Ok(Err(error)) => {
                     tracing::error!(
                         path = %self.0.path.display(),
-                        "cannot write the ledger of uploads: {error}. What is unfinished now does not survive a restart"
+                        "cannot write the ledger of uploads: {error}. Until it can be written again, a restart forgets \
+                         what is unfinished"
                     );
-                    self.0.state.with(|state| state.pending.clear());
-                    return self.0.flushed.notify();
+                    self.0.state.with(|state| {
+                        state.broken = Some(rt::time::now());
+                        state.pending = Vec::new();
+                    });
+                    dirty = false;
                 }
                 Err(error) => unreachable!("writing does not panic: {error}"),
             }
-            dirty = !sync;
             if sync {
                 synced = rt::time::now();
             }
@@ -164,18 +181,19 @@ impl Ledger {
     }
 }
 
+/// How long after a failure the file is written anew.
+const RETRY: Duration = Duration::from_millis(BACKEND_LEDGER_RETRY_MS);
 const SYNC: Duration = Duration::from_millis(BACKEND_LEDGER_SYNC_MS);
 /// In front of pending entries: what follows is the whole file. Longer than no entry, and starts like none.
 const RENEW: [u8; ENTRY_LEN] = [0xff; ENTRY_LEN];
 
-fn store(mut file: File, path: &Path, pending: &[u8], sync: bool) -> io::Result<File> {
-    match pending.strip_prefix(&RENEW) {
-        None => file.write_all(pending)?,
-        Some(whole) => {
-            file = replace(path, whole)?;
-            return Ok(file);
-        }
+/// `file` is none where the last write failed: then `pending` begins with `RENEW`.
+fn store(file: Option<File>, path: &Path, pending: &[u8], sync: bool) -> io::Result<File> {
+    if let Some(whole) = pending.strip_prefix(&RENEW) {
+        return replace(path, whole);
     }
+    let mut file = file.ok_or_else(|| io::Error::other("there is no file"))?;
+    file.write_all(pending)?;
     if sync {
         file.sync_data()?;
     }
@@ -227,6 +245,39 @@ mod tests {
                 ledger.close().await;
             }
             assert!(path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("https___host_1_a_b-")));
+        });
+    }
+
+    /// Goal: a file that cannot be written costs its notes, but neither memory nor the end of the process, and nothing once
+    /// it is written anew. Method: a file that takes nothing; notes before and after that is found out; a new file.
+    #[test]
+    fn a_full_disk() {
+        block_on(async {
+            let dir = tempfile::tempdir().expect("a directory");
+            let path = dir.path().join("ledger");
+            let full = OpenOptions::new().write(true).open("/dev/full").expect("a device that is always full");
+            let ledger = Ledger(Rc::new(Inner {
+                path: path.clone(),
+                state: Local::new(State::default()),
+                changed: Event::default(),
+                flushed: Event::default(),
+            }));
+            rt::spawn(ledger.clone().write(full));
+            ledger.note(upload(1));
+            loop {
+                let flushed = ledger.0.flushed.wait();
+                if ledger.0.state.with(|state| state.broken.is_some()) {
+                    break;
+                }
+                flushed.await;
+            }
+            (0..200).for_each(|number| ledger.note(upload(number)));
+            assert!(ledger.0.state.with(|state| state.pending.is_empty()) && !ledger.is_worn(0));
+            ledger.renew(vec![upload(7)]);
+            ledger.note(upload(8));
+            ledger.close().await;
+            let content = std::fs::read(&path).expect("the file");
+            assert_eq!(replay(&content), (vec![upload(7), upload(8)], 0));
         });
     }
 
