@@ -13,6 +13,7 @@ use super::codec::{StreamDecoder, wrap_raw};
 use super::session::{Session, decode_error, is_small};
 use super::worker::Worker;
 use crate::backend::Backend;
+use crate::backend::s3::HEAD_TIME;
 use crate::backend::settings::ObjectFormat;
 use crate::limits::{
     ACTION_RESULT_LEN_MAX, BACKEND_WAITING_MAX, FLIGHT_WINDOW_LEN, FLIGHTS_MAX, FRAME_LEN, READER_WAIT_MS,
@@ -85,6 +86,15 @@ impl Flight {
 
     fn phase(&self) -> Phase {
         self.window.with(|window| window.phase())
+    }
+
+    /// Waits like `reached`, on behalf of a client: for a flight that has not even begun no longer than for a dead backend.
+    async fn answered(&self, is_wanted: impl Fn(Phase) -> bool) -> Phase {
+        let begun = self.reached(|phase| phase != Phase::Asking);
+        match rt::time::timeout(HEAD_TIME, begun).await {
+            Ok(_) => self.reached(is_wanted).await,
+            Err(_) => Phase::Missed,
+        }
     }
 
     /// Waits until the flight is in one of the phases that `is_wanted` names.
@@ -168,7 +178,7 @@ impl<D: BlobDisk> Worker<D> {
             Phase::Streaming => follows,
             Phase::Landed | Phase::Missed | Phase::Failed => true,
         };
-        match flight.reached(wanted).await {
+        match flight.answered(wanted).await {
             Phase::Asking | Phase::Missed | Phase::Failed => Ok(None),
             Phase::Landed => self.get_here(get).await,
             Phase::Streaming => self.follow(get, flight),
@@ -184,7 +194,7 @@ impl<D: BlobDisk> Worker<D> {
         let digest = Digest { hash: key.hash, size: key.size.unwrap_or(0) };
         let Some(flight) = self.board(Upload { kind: ObjectKind::Action, digest }) else { return Ok(None) };
         let ended = |phase| !matches!(phase, Phase::Asking | Phase::Streaming);
-        match flight.reached(ended).await {
+        match flight.answered(ended).await {
             Phase::Landed => self.action_here(key).await,
             Phase::Asking | Phase::Streaming | Phase::Missed | Phase::Failed => Ok(None),
         }
@@ -231,18 +241,20 @@ impl<D: BlobDisk> Worker<D> {
 
     async fn fly(&self, name: Upload, flight: &Rc<Flight>) {
         let backend = self.backend().expect("only with a backend is there a flight");
-        let permit = self.flights().permits.take().await;
         let flown = Box::pin(async {
+            // Whoever boarded has given up by then.
+            let Ok(_permit) = rt::time::timeout(HEAD_TIME, self.flights().permits.take()).await else {
+                return Landing::Missed;
+            };
             match name.kind {
                 ObjectKind::Cas => self.fly_blob(backend, name.digest, flight).await,
-                ObjectKind::Action => self.fly_action(backend, name.digest).await,
+                ObjectKind::Action => self.fly_action(backend, name.digest, flight).await,
             }
         });
         let landing = match rt::time::race(flown, backend.stopped()).await {
             rt::time::Either::Left(landing) => landing,
             rt::time::Either::Right(()) => Landing::Broken,
         };
-        drop(permit);
         let phase = match landing {
             Landing::Landed => Phase::Landed,
             Landing::Missed => Phase::Missed,
@@ -307,8 +319,9 @@ impl<D: BlobDisk> Worker<D> {
         }
     }
 
-    async fn fly_action(&self, backend: &Backend, digest: Digest) -> Landing {
+    async fn fly_action(&self, backend: &Backend, digest: Digest, flight: &Flight) -> Landing {
         let Some(mut body) = backend.fetch(ObjectKind::Action, &digest.hash).await else { return Landing::Missed };
+        flight.enter(Phase::Streaming);
         let mut data = Vec::new();
         loop {
             match body.next().await {
