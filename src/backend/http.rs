@@ -16,7 +16,7 @@ use hyper::rt::ReadBufCursor;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::tls::{Tls, TlsConn};
-use crate::limits::{BACKEND_ADDRESSES_KEEP_MS, BACKEND_IDLE_MS};
+use crate::limits::{BACKEND_ADDRESSES_KEEP_MS, BACKEND_HEAD_MS, BACKEND_IDLE_MS};
 use crate::rt;
 use crate::rt::local::Local;
 use crate::rt::tcp::TcpConn;
@@ -291,6 +291,14 @@ impl Pool {
     }
 
     async fn connect(&self) -> Result<Connection, HttpError> {
+        let connected = rt::time::timeout(CONNECT, Box::pin(self.connect_some_time())).await;
+        connected.unwrap_or_else(|_| {
+            let source = io::Error::new(io::ErrorKind::TimedOut, format!("not within {} s", CONNECT.as_secs()));
+            Err(HttpError::Connect { authority: self.0.target.authority(), source })
+        })
+    }
+
+    async fn connect_some_time(&self) -> Result<Connection, HttpError> {
         let target = &self.0.target;
         let authority = || target.authority();
         let address = self.address().await?;
@@ -368,6 +376,8 @@ impl Pool {
 }
 
 const IDLE: Duration = Duration::from_millis(BACKEND_IDLE_MS);
+/// What a name, a connection and its TLS may take. Why not more: an upload has minutes for its bytes, not for this.
+const CONNECT: Duration = Duration::from_millis(BACKEND_HEAD_MS);
 /// What hyper reads at a time at most, in bytes.
 const READ_BUFFER_MAX: usize = 256 << 10;
 

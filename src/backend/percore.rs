@@ -13,7 +13,7 @@ use rustc_hash::FxHashSet;
 use super::UploadEnd;
 use super::credentials::Holder;
 use super::mesh::{BackendIndex, MeshPort, Note, Trouble};
-use super::s3::{Client, Condition, Object, PutOutcome, S3Error, Source};
+use super::s3::{Client, Condition, Hooks, Object, PutOutcome, S3Error, Source};
 use super::settings::Settings;
 use super::tls::{Tls, Trust};
 use crate::limits::{
@@ -29,7 +29,7 @@ use crate::rt;
 use crate::rt::channel::Receiver;
 use crate::rt::join::map_bounded;
 use crate::rt::lane::Lane;
-use crate::rt::local::{Event, Local};
+use crate::rt::local::{Event, Local, Permits};
 
 /// What this core owns, and where the notes to it come.
 pub struct OwnerPort {
@@ -96,6 +96,8 @@ struct One {
     owner: usize,
     outbox: Local<Outbox>,
     existence: Local<Existence>,
+    /// For existence checks, of all calls.
+    heads: Permits,
     /// Objects that were found wrong: absent as far as we are concerned, and replaced by the next upload.
     wrong: Local<FxHashSet<Hash>>,
     epoch: Instant,
@@ -119,7 +121,7 @@ struct Counts {
     hits: Counter,
     misses: Counter,
     wrong: Counter,
-    throttles: Counter,
+    throttles: Rc<Counter>,
     short_circuits: Counter,
     failures: Counter,
     refused: Counter,
@@ -218,10 +220,14 @@ impl Backend {
     }
 
     /// Which of these blobs the backend has, as far as it says within the time allowed; what it does not say counts as
-    /// absent.
+    /// absent. While the breaker is not closed that is all, known or not: nobody could read them.
     pub async fn present(&self, digests: &[Digest]) -> Vec<bool> {
         let now = self.now();
         let mut present = vec![false; digests.len()];
+        if self.0.view.with(|view| view.admit()).is_none() {
+            self.0.counts.short_circuits.count();
+            return present;
+        }
         let mut unknown = Vec::new();
         for (at, digest) in digests.iter().enumerate() {
             if digest.size > self.0.settings.max_proxy_blob_size || self.is_wrong(&digest.hash) {
@@ -237,15 +243,20 @@ impl Backend {
         }
         let (found, ended) = (Local::new(present), Event::default());
         let (left, waited) = (Local::new(unknown.len()), ended.wait());
+        let until = rt::time::now() + self.0.settings.existence_timeout;
         // Why apart: who asks waits for a while only, but the answers are worth having, and the breaker must learn of a
-        // store that gives none.
+        // store that gives none. Checks that have not begun by then are not made.
         let (backend, asked) = (self.clone(), unknown.iter().map(|&at| (at, digests[at].hash)).collect());
         let shared = found.clone();
         rt::spawn(async move {
             let checks = map_bounded(asked, BACKEND_HEADS_MAX, |(at, hash): (usize, Hash)| {
                 let (backend, found, left, ended) = (backend.clone(), shared.clone(), left.clone(), ended.clone());
                 async move {
-                    let is_there = backend.exists(&hash).await;
+                    let permit = rt::time::race(rt::time::deadline(until), backend.0.heads.take()).await;
+                    let is_there = match permit {
+                        rt::time::Either::Left(()) => false,
+                        rt::time::Either::Right(_permit) => backend.exists(&hash).await,
+                    };
                     found.with(|found| found[at] = is_there);
                     let last = left.with(|left| {
                         *left -= 1;
@@ -258,7 +269,7 @@ impl Backend {
             });
             rt::time::race(checks, backend.stopped()).await;
         });
-        let _ = rt::time::timeout(self.0.settings.existence_timeout, waited).await;
+        rt::time::race(waited, rt::time::deadline(until)).await;
         found.with(|found| found.clone())
     }
 
@@ -296,7 +307,7 @@ impl Backend {
         let begun = rt::time::now();
         let total = one.settings.upload_timeout;
         let key = self.key(upload.kind, &hash);
-        let put = one.client.put(&key, source, condition, total, &|| self.throttled()).await;
+        let put = one.client.put(&key, source, condition, total).await;
         match put {
             Ok(outcome) => {
                 one.counts.upload_times.0.observe_time(begun.elapsed());
@@ -391,12 +402,6 @@ impl Backend {
         rt::time::now() - self.0.epoch
     }
 
-    fn throttled(&self) {
-        self.0.counts.throttles.count();
-        let backend = self.clone();
-        rt::spawn(async move { backend.tell(Note::Throttled { backend: backend.0.index }).await });
-    }
-
     fn failed(&self, ticket: Ticket, what: &str, error: &S3Error) {
         self.0.counts.failures.count();
         match error {
@@ -448,7 +453,7 @@ impl Backend {
         into.add_labels(Metric::S3CacheHits, label(), &counts.hits);
         into.add_labels(Metric::S3CacheMisses, label(), &counts.misses);
         into.add_labels(Metric::S3WrongObjects, label(), &counts.wrong);
-        into.add_labels(Metric::S3Throttles, label(), &counts.throttles);
+        into.add_labels(Metric::S3Throttles, label(), &*counts.throttles);
         into.add_labels(Metric::S3ShortCircuits, label(), &counts.short_circuits);
         into.add_labels(Metric::S3Failures, label(), &counts.failures);
         into.add_labels(Metric::S3OwedRejected, label(), &counts.refused);
@@ -488,20 +493,35 @@ impl Backends {
                     let _ = lanes[owner].send(Note::Expired { backend: index, generation }).await;
                 });
             });
+            let counts = Counts::default();
+            let (throttles, tell_lanes) = (counts.throttles.clone(), lanes.clone());
+            let on_throttle = move || {
+                throttles.count();
+                let lanes = tell_lanes.clone();
+                rt::spawn(async move {
+                    let _ = lanes[owner].send(Note::Throttled { backend: index }).await;
+                });
+            };
+            // Why: what was under way when the breaker opened must not go on asking. The probe too asks but once.
+            let view = Local::new(BreakerView::default());
+            let retry_view = view.clone();
+            let may_retry = move || retry_view.with(|view| view.admit()).is_some();
+            let hooks = Hooks { on_throttle: Box::new(on_throttle), may_retry: Box::new(may_retry) };
             let tls = one.target.tls.then(|| Tls::new(trust.expect("there is trust where a backend needs TLS")));
             Backend(Rc::new(One {
                 index,
-                client: Client::new(one, tls, credentials.clone(), core),
+                client: Client::new(one, tls, credentials.clone(), core, hooks),
                 credentials,
-                view: Local::new(BreakerView::default()),
+                view,
                 reporting: Cell::new(false),
                 lanes: lanes.clone(),
                 owner,
                 outbox: Local::new(Outbox::default()),
                 existence: Local::new(Existence::new(EXISTENCE)),
+                heads: Permits::new(BACKEND_HEADS_MAX),
                 wrong: Local::new(FxHashSet::default()),
                 epoch,
-                counts: Counts::default(),
+                counts,
                 stop: stop.clone(),
                 denied_told: Cell::new(None),
                 wrong_told: Cell::new(None),

@@ -181,6 +181,15 @@ struct Inner {
     calls: Cell<u64>,
     /// The backend does not know conditional creation.
     unconditional: Cell<bool>,
+    hooks: Hooks,
+}
+
+/// What a client asks of those who know more than it does.
+pub struct Hooks {
+    /// Told of each throttle at once.
+    pub on_throttle: Box<dyn Fn()>,
+    /// Whether a call that failed may be tried again.
+    pub may_retry: Box<dyn Fn() -> bool>,
 }
 
 struct SignerFor {
@@ -197,8 +206,6 @@ struct Call<'a> {
     headers: Vec<(&'static str, String)>,
     payload: Payload,
     schedule: Schedule,
-    /// Told of each throttle at once.
-    on_throttle: &'a dyn Fn(),
     /// What one try may take; a longer one is not repeated.
     try_time: Duration,
 }
@@ -213,7 +220,6 @@ impl<'a> Call<'a> {
             headers: Vec::new(),
             payload: Payload::Empty,
             schedule: Schedule::Short,
-            on_throttle: &|| (),
             try_time: HEAD_TIME,
         }
     }
@@ -221,7 +227,7 @@ impl<'a> Call<'a> {
 
 impl Client {
     /// `core` seeds the jitter, so that cores differ.
-    pub fn new(settings: &BackendSettings, tls: Option<Tls>, credentials: Holder, core: usize) -> Self {
+    pub fn new(settings: &BackendSettings, tls: Option<Tls>, credentials: Holder, core: usize, hooks: Hooks) -> Self {
         let times = PoolTimes { recycle: settings.conn_recycle, idle_max: settings.idle_conns_max };
         let region = if settings.region.is_empty() { DEFAULT_REGION } else { &settings.region };
         Self(Rc::new(Inner {
@@ -233,6 +239,7 @@ impl Client {
             skew: Cell::new(0),
             calls: Cell::new((core as u64) << 48),
             unconditional: Cell::new(false),
+            hooks,
             settings: settings.clone(),
         }))
     }
@@ -276,24 +283,17 @@ impl Client {
         source: &dyn Source,
         condition: Condition,
         total: Duration,
-        on_throttle: &dyn Fn(),
     ) -> Result<PutOutcome, S3Error> {
         let large = source.len() > self.0.settings.multipart_from && self.0.settings.dialect == Dialect::S3;
         match large {
-            true => within(total, "end of the upload", self.put_parts(key, source, condition, on_throttle)).await,
-            false => within(total, "end of the upload", self.put_whole(key, source, condition, on_throttle)).await,
+            true => within(total, "end of the upload", self.put_parts(key, source, condition)).await,
+            false => within(total, "end of the upload", self.put_whole(key, source, condition)).await,
         }
     }
 
-    async fn put_whole(
-        &self,
-        key: &str,
-        source: &dyn Source,
-        condition: Condition,
-        on_throttle: &dyn Fn(),
-    ) -> Result<PutOutcome, S3Error> {
+    async fn put_whole(&self, key: &str, source: &dyn Source, condition: Condition) -> Result<PutOutcome, S3Error> {
         let body = || source.open(0, source.len());
-        let mut call = Call { on_throttle, ..Call::new(Operation::Write, Method::PUT, key) };
+        let mut call = Call::new(Operation::Write, Method::PUT, key);
         (call.schedule, call.try_time) = (Schedule::Patient, try_time(source.len()));
         call.payload = match source.payload() {
             Some(payload) => payload,
@@ -336,21 +336,15 @@ impl Client {
     }
 
     /// Makes an object that is too large for one PUT, in parts.
-    async fn put_parts(
-        &self,
-        key: &str,
-        source: &dyn Source,
-        condition: Condition,
-        on_throttle: &dyn Fn(),
-    ) -> Result<PutOutcome, S3Error> {
+    async fn put_parts(&self, key: &str, source: &dyn Source, condition: Condition) -> Result<PutOutcome, S3Error> {
         if condition == Condition::IfAbsent && self.head(key, HEAD_TIME).await?.is_some() {
             return Ok(PutOutcome::AlreadyExists);
         }
-        let mut call = Call { on_throttle, ..Call::new(Operation::Write, Method::POST, key) };
+        let mut call = Call { schedule: Schedule::Patient, ..Call::new(Operation::Write, Method::POST, key) };
         call.query.push(("uploads", ""));
         let begun = self.document(&call, &OutBody::empty).await?;
         let id = s3_message::parse_upload_id(&begun).ok_or_else(|| unexpected("no UploadId in the answer"))?;
-        let put = self.put_all_parts(key, source, &id, on_throttle).await;
+        let put = self.put_all_parts(key, source, &id).await;
         if put.is_err() {
             let mut call = Call::new(Operation::Read, Method::DELETE, key);
             call.query.push(("uploadId", &id));
@@ -360,19 +354,13 @@ impl Client {
         put.map(|()| PutOutcome::Created)
     }
 
-    async fn put_all_parts(
-        &self,
-        key: &str,
-        source: &dyn Source,
-        id: &str,
-        on_throttle: &dyn Fn(),
-    ) -> Result<(), S3Error> {
+    async fn put_all_parts(&self, key: &str, source: &dyn Source, id: &str) -> Result<(), S3Error> {
         let part_len = self.0.settings.multipart_from.min(PART_LEN_MAX);
         let part_len = part_len.max(source.len().div_ceil(PARTS_MAX).next_multiple_of(1 << 20));
         let mut etags = Vec::new();
         for offset in (0..source.len()).step_by(part_len as usize) {
             let number = (etags.len() + 1).to_string();
-            let mut call = Call { on_throttle, ..Call::new(Operation::Write, Method::PUT, key) };
+            let mut call = Call::new(Operation::Write, Method::PUT, key);
             call.query = vec![("partNumber", &number), ("uploadId", id)];
             let body = || source.open(offset, part_len.min(source.len() - offset));
             (call.schedule, call.payload) = (Schedule::Patient, self.payload_of(body()).await?);
@@ -385,7 +373,9 @@ impl Client {
             etags.push(etag);
         }
         let document = Bytes::from(s3_message::complete_multipart(&etags));
-        let mut call = Call { on_throttle, ..Call::new(Operation::Write, Method::POST, key) };
+        let mut call = Call::new(Operation::Write, Method::POST, key);
+        // Why as long as for all of it: some stores copy the parts before they answer.
+        (call.schedule, call.try_time) = (Schedule::Patient, try_time(source.len()));
         call.query.push(("uploadId", id));
         call.payload = Payload::Known(sigv4::sha256(&document));
         let answer = self.document(&call, &|| OutBody::Pieces([document.clone()].into())).await?;
@@ -451,12 +441,7 @@ impl Client {
             let (reason, error) = match sent {
                 Err(error @ HttpError::OurBody(_)) => return Err(error.into()),
                 Err(error) => (Reason::Transient, error.into()),
-                Ok(mut response) => {
-                    let failed = !(200..300).contains(&response.status);
-                    let ErrorBody { code, message, region } = match failed && call.method != Method::HEAD {
-                        true => read_error(&mut response).await,
-                        false => ErrorBody::default(),
-                    };
+                Ok((response, ErrorBody { code, message, region })) => {
                     let status = response.status;
                     let error = ErrorBody { region: region_of(&response, region), code, message };
                     let verdict = s3_message::judge(call.operation, status, &error);
@@ -486,7 +471,7 @@ impl Client {
                             continue;
                         }
                         Verdict::Throttled => {
-                            (call.on_throttle)();
+                            (self.0.hooks.on_throttle)();
                             let asked = response.header("retry-after").and_then(s3_message::parse_retry_after);
                             (Reason::Throttled { retry_after: asked }, S3Error::Throttled { status, code })
                         }
@@ -504,15 +489,18 @@ impl Client {
                 Some(wait) => rt::time::sleep(wait).await,
                 None => return Err(error),
             }
+            if !(self.0.hooks.may_retry)() {
+                return Err(error);
+            }
         }
     }
 
-    /// Sends once. Says which credentials were used.
+    /// Sends once. Says which credentials were used, and of a refusal why.
     async fn attempt(
         &self,
         call: &Call<'_>,
         body: &dyn Fn() -> OutBody,
-    ) -> Result<(u64, Result<Response, HttpError>), S3Error> {
+    ) -> Result<(u64, Result<(Response, ErrorBody), HttpError>), S3Error> {
         let inner = &*self.0;
         let current = inner.credentials.current().await.map_err(S3Error::NoCredentials)?;
         let path = match inner.settings.bucket_in_path {
@@ -547,7 +535,13 @@ impl Client {
             }
             request.body(body()).expect("names and values are of characters that headers may have")
         };
-        let sent = Box::pin(inner.pool.send(request)).await;
+        let sent = match Box::pin(inner.pool.send(request)).await {
+            Ok(mut response) if !(200..300).contains(&response.status) => {
+                let error = read_error(&mut response).await;
+                Ok((response, error))
+            }
+            sent => sent.map(|response| (response, ErrorBody::default())),
+        };
         Ok((current.generation, sent))
     }
 
@@ -601,7 +595,7 @@ fn region_of(response: &Response, named: String) -> String {
     }
 }
 
-/// The error document of an answer. What cannot be read is none.
+/// The error document of an answer; what cannot be read is none. Read to its end, so that the connection is used again.
 async fn read_error(response: &mut Response) -> ErrorBody {
     let document = read_document(&mut response.body, BACKEND_ERROR_BODY_MAX).await;
     document.map_or_else(|_| ErrorBody::default(), |document| s3_message::parse_error(&document))

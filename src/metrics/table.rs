@@ -238,7 +238,7 @@ table! {
         "Operations that failed after all their tries. Clients see misses; look at the backend, and at the log for its \
          answers."
     S3Throttles: Ours Counter Count "s3_throttled_total" ["backend"]
-        "Answers 429 and 503 to uploads. Each halves s3_upload_pace. Growing all day: ask for a higher limit."
+        "Answers 429 and 503. Each halves s3_upload_pace. Growing all day: ask for a higher limit."
     S3WrongObjects: Ours Counter Count "s3_wrong_objects_total" ["backend"]
         "Objects whose bytes are not what their name says. They are never served, and replaced by the next upload. Look \
          for who else writes to the bucket."
