@@ -11,6 +11,7 @@ import struct
 import subprocess
 import threading
 import time
+import urllib.parse
 
 ERROR = "<Error><Code>{}</Code><Message>by order</Message></Error>"
 
@@ -37,16 +38,22 @@ class Request:
 
 
 class FaultStore:
-    """One bucket of any name. `fault` says what ails it; set it at any time.
+    """One bucket of any name, with multipart uploads. `fault` says what ails it, `sick` what ails single keys; set them at
+    any time.
 
     None            healthy
     "silent_tls"    takes connections and never shakes hands
     "silent"        takes requests and never answers
+    "hang_up"       takes requests and ends the connection
+    "slow_headers"  begins to answer, and never ends the headers
     "stalled_body"  answers with headers and half of the body, then nothing
     "trickle"       sends the body at `trickle` bytes a second
     "reset"         breaks the connection in the middle of the body
     "short"         ends the body too early, with a clean end of the connection
+    "wrong"         sends a body with one other byte in its middle
     an int          answers with this status
+
+    `refuse` and `black_hole` are for connections: refused, and never answered.
     """
 
     def __init__(self, certificate: pathlib.Path | None = None):
@@ -55,10 +62,15 @@ class FaultStore:
         if certificate is not None:
             self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self.tls.load_cert_chain(certificate)
-        self.objects: dict[str, bytes] = {}
+        # Bytes, or for large ones that are only read something like `content.Content`.
+        self.objects: dict = {}
+        self.parts: dict[str, dict[int, bytes]] = {}
         self.fault = None
+        # Only for this many requests, if it is a number.
+        self.times: int | None = None
+        self.sick: dict[str, object] = {}
         self.trickle = 1000
-        self.methods = ("GET", "HEAD", "PUT")
+        self.methods = ("GET", "HEAD", "PUT", "POST", "DELETE")
         self.retry_after: str | None = None
         # Called with each request before it is answered; tests hold requests with it.
         self.gate = None
@@ -66,12 +78,13 @@ class FaultStore:
         self.accepted = 0
         self.in_flight = 0
         self.most_in_flight = 0
-        # When the last whole answer's head was sent.
+        # When the head of the last answer with an object was sent.
         self.answered = 0.0
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._released = threading.Event()
         self._listener: socket.socket | None = None
+        self._hole: BlackHole | None = None
         self._closed = False
         self.port = 0
         self.listen()
@@ -101,7 +114,10 @@ class FaultStore:
             return [r for r in self.requests if r.at >= at and method in (None, r.method)]
 
     def listen(self) -> None:
-        """Accepts connections, again on the same port after `refuse`."""
+        """Accepts connections, again on the same port after `refuse` or `black_hole`."""
+        if self._hole is not None:
+            self._hole.close()
+            self._hole = None
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self.port))
@@ -112,9 +128,19 @@ class FaultStore:
 
     def refuse(self) -> None:
         """Refuses connections, and breaks those that are open."""
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._stop_listening()
         self.drop_connections()
+
+    def black_hole(self) -> None:
+        """Answers no SYN, and breaks the connections that are open."""
+        self._stop_listening()
+        self._hole = BlackHole(self.port)
+        self.drop_connections()
+
+    def _stop_listening(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
     def drop_connections(self) -> None:
         with self._lock:
@@ -133,9 +159,9 @@ class FaultStore:
     def close(self) -> None:
         self._closed = True
         self.heal()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._stop_listening()
+        if self._hole is not None:
+            self._hole.close()
 
     def _accept(self, listener: socket.socket) -> None:
         while not self._closed:
@@ -187,25 +213,83 @@ class FaultStore:
 
     def _answer(self, connection: socket.socket, request: Request) -> bool:
         """Whether the connection goes on."""
-        fault = self.fault if request.method in self.methods else None
+        key = self.key(request.path)
+        fault = self._fault(request.method, key, request.path.partition("?")[2])
         if fault == "silent":
             self._released.wait()
+            return False
+        if fault == "hang_up":
+            return False
+        if fault == "slow_headers":
+            connection.sendall(b"HTTP/1.1 200 X\r\n")
+            while not self._released.wait(0.5):
+                connection.sendall(b"X-Slow: 1\r\n")
             return False
         if isinstance(fault, int):
             code = {429: "TooManyRequests", 503: "SlowDown", 500: "InternalError", 403: "AccessDenied"}.get(fault, "Other")
             extra = f"Retry-After: {self.retry_after}\r\n" if self.retry_after else ""
             return self._send(connection, fault, ERROR.format(code).encode(), request, extra)
-        key = self.key(request.path)
+        query = urllib.parse.parse_qs(request.path.partition("?")[2], keep_blank_values=True)
+        if "uploadId" in query or "uploads" in query:
+            return self._answer_multipart(connection, request, key, query)
         if request.method == "PUT":
             if request.headers.get("if-none-match") == "*" and key in self.objects:
                 return self._send(connection, 412, ERROR.format("PreconditionFailed").encode(), request)
             self.objects[key] = request.body
             return self._send(connection, 200, b"", request)
-        if "list-type=2" in request.path:
-            return self._send(connection, 200, b"<ListBucketResult></ListBucketResult>", request)
+        if request.method not in ("GET", "HEAD"):
+            return self._send(connection, 501, ERROR.format("NotImplemented").encode(), request)
+        if "list-type" in query:
+            return self._send(connection, 200, b"<ListBucketResult><Name>bucket</Name></ListBucketResult>", request)
         if key not in self.objects:
             return self._send(connection, 404, ERROR.format("NoSuchKey").encode(), request)
-        return self._send(connection, 200, self.objects[key], request, fault=fault)
+        found = self.objects[key]
+        if not isinstance(found, bytes) and request.method == "GET":
+            return self._send_large(connection, found)
+        return self._send(connection, 200, found, request, fault=fault)
+
+    def _send_large(self, connection, content) -> bool:
+        """Something with a `size` and `chunks`, as it is."""
+        head = f"HTTP/1.1 200 X\r\nContent-Length: {content.size}\r\n\r\n".encode()
+        for piece in content.chunks():
+            connection.sendall(head + piece)
+            if head:
+                self.answered, head = time.monotonic(), b""
+        return True
+
+    def _fault(self, method: str, key: str, query: str):
+        if method not in self.methods:
+            return None
+        with self._lock:
+            if key in self.sick:
+                return self.sick[key]
+            if self.fault is not None and self.times is not None:
+                self.times -= 1
+                if self.times < 0:
+                    self.fault, self.times = None, None
+            return self.fault
+
+    def _answer_multipart(self, connection, request: Request, key: str, query: dict) -> bool:
+        id = query.get("uploadId", [""])[0]
+        if "uploads" in query:
+            with self._lock:
+                id = f"upload-{len(self.parts)}"
+                self.parts[id] = {}
+            text = f"<InitiateMultipartUploadResult><UploadId>{id}</UploadId></InitiateMultipartUploadResult>"
+            return self._send(connection, 200, text.encode(), request)
+        if id not in self.parts:
+            return self._send(connection, 404, ERROR.format("NoSuchUpload").encode(), request)
+        if request.method == "PUT":
+            number = int(query["partNumber"][0])
+            self.parts[id][number] = request.body
+            return self._send(connection, 200, b"", request, f'ETag: "part-{number}"\r\n')
+        if request.method == "DELETE":
+            del self.parts[id]
+            return self._send(connection, 204, b"", request)
+        parts = self.parts.pop(id)
+        self.objects[key] = b"".join(parts[number] for number in sorted(parts))
+        text = b"<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>"
+        return self._send(connection, 200, text, request)
 
     def _send(self, connection, status: int, body: bytes, request, extra: str = "", fault=None) -> bool:
         head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n{extra}\r\n"
@@ -230,6 +314,8 @@ class FaultStore:
             if fault == "reset":
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return False
+        if fault == "wrong":
+            body = body[:half] + bytes([body[half] ^ 1]) + body[half + 1 :]
         connection.sendall(head.encode())
         self.answered = time.monotonic()
         connection.sendall(body)
@@ -239,9 +325,10 @@ class FaultStore:
 class BlackHole:
     """An address whose SYNs are never answered: a listener whose backlog is full."""
 
-    def __init__(self):
+    def __init__(self, port: int = 0):
         self.listener = socket.socket()
-        self.listener.bind(("127.0.0.1", 0))
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.listener.bind(("127.0.0.1", port))
         self.listener.listen(0)
         self.port = self.listener.getsockname()[1]
         self.fillers = collections.deque()

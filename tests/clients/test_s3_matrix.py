@@ -1,0 +1,407 @@
+"""Goal: each operation on a store ends as the rules say, whatever the fault: tries, waits, outcome, and what becomes of it.
+Method: the fault store, one fault at a time, each crossed with reads, existence checks, uploads and uploads in parts."""
+
+import concurrent.futures
+import contextlib
+import threading
+import time
+
+import grpc
+import pytest
+
+from bucket import action_key, blob_key, casblob, from_casblob
+from content import unique
+from fault_s3 import FaultStore
+from reapi import Client, Code, blob_name, digest, digest_of, fails, message, upload_name
+from test_metrics import scrape
+from wait import until
+
+KIB, MIB = 1 << 10, 1 << 20
+# What the rules bound, and what a loaded machine adds.
+SLACK_S = 4
+HEAD_S = 10
+
+
+@pytest.fixture
+def store():
+    made = FaultStore()
+    yield made
+    made.close()
+
+
+def begin(fresh, store, **flags):
+    """A server that has had its look at the store, so that no request but a test's own meets a fault."""
+    server = fresh(**{"http_address": "127.0.0.1:0"} | store.flags() | flags)
+    until(lambda: "the backend answers" in server.log, "the look at the store")
+    return server
+
+
+@pytest.fixture
+def server(store, fresh):
+    return begin(fresh, store)
+
+
+@pytest.fixture
+def client(server):
+    with Client(server.address) as connected:
+        yield connected
+
+
+def series(server, name: str, **labels) -> float:
+    text = ",".join(f'{label}="{value}"' for label, value in sorted((labels | {"backend": "default"}).items()))
+    return scrape(server).get(f"bazel_remote_s3_{name}{{{text}}}", 0.0)
+
+
+def outcome(server, status: str, reason: str = "") -> float:
+    return series(server, "upload_outcomes_total", status=status, reason=reason)
+
+
+def owed(server) -> float:
+    return series(server, "owed_uploads")
+
+
+def upload(client: Client, content) -> None:
+    client.write(upload_name(content.hash, content.size), content.chunks())
+
+
+def read(client: Client, content) -> bytes:
+    return client.read(blob_name(content.hash, content.size))
+
+
+def put_object(store, size: int, mode: str = "zstd"):
+    content = unique(size)
+    is_raw = mode == "uncompressed"
+    store.objects[blob_key(content.hash, is_raw)] = content.bytes() if is_raw else casblob(content.bytes())
+    return content
+
+
+def gaps(requests) -> list[float]:
+    return [later.at - earlier.at for earlier, later in zip(requests, requests[1:])]
+
+
+def of_key(store, method: str, content) -> list:
+    return [r for r in store.since(0, method) if store.key(r.path) == blob_key(content.hash)]
+
+
+@pytest.mark.parametrize("fault, tries", [(500, 3), (502, 3), ("hang_up", 3), (429, 3), (503, 3), (403, 1), (400, 1), (404, 1)])
+def test_reads_and_checks(store, client, fault, tries):
+    """A read and an existence check are tried so often, and are misses; the next ones find the store well."""
+    content = put_object(store, 3000)
+    store.fault = fault
+    with fails(Code.NOT_FOUND):
+        read(client, content)
+    other = put_object(store, 3000)
+    assert client.missing(digest(other))
+    sent = [of_key(store, "GET", content), of_key(store, "HEAD", other)]
+    if fault == "hang_up":
+        # A kept connection that ends with the first request is replaced at no charge.
+        sent = [requests[-tries:] for requests in sent if len(requests) <= tries + 1]
+    assert [len(requests) for requests in sent] == [tries, tries]
+    for requests in sent:
+        assert all(wait > least - 0.02 for wait, least in zip(gaps(requests), (0.1, 0.2)))
+    store.heal()
+    assert read(client, content) == content.bytes()
+    assert read(client, other) == other.bytes()
+
+
+@pytest.mark.parametrize("fault", [500, "hang_up", "reset", 429, 503])
+def test_a_fault_that_passes(store, client, server, fault):
+    """Two faults in a row are nothing to a client, if the head of the answer had not come; in the body one is a miss."""
+    content, checked, sent = put_object(store, 3000), put_object(store, 3000), unique(4000)
+    store.fault, store.times = fault, 2
+    if fault == "reset":
+        with fails(Code.NOT_FOUND):
+            read(client, content)
+        store.times = 0
+        assert read(client, content) == content.bytes()
+        return
+    assert read(client, content) == content.bytes()
+    store.fault, store.times = fault, 2
+    assert not client.missing(digest(checked))
+    store.fault, store.times = fault, 2
+    upload(client, sent)
+    until(lambda: outcome(server, "created") == 1, "the upload")
+    waits = gaps(of_key(store, "PUT", sent))
+    throttled = fault in (429, 503)
+    assert len(waits) == 2
+    if fault != "hang_up":
+        assert waits[0] > (0.48 if throttled else 0.08) and waits[1] > (0.98 if throttled else 0.18)
+    assert from_casblob(store.objects[blob_key(sent.hash)]) == sent.bytes()
+    assert series(server, "throttled_total") == (6 if throttled else 0)
+    assert (series(server, "upload_pace") < 100) == throttled
+    assert series(server, "breaker_state") == 0 and owed(server) == 0
+
+
+@pytest.mark.parametrize("fault, reason", [(500, "s3_put_failed"), ("hang_up", "s3_put_failed"), ("silent", "timeout")])
+def test_uploads_that_fail_are_owed(store, fresh, fault, reason):
+    """An upload that failed for good is owed, and made when the store is well: after a start at the latest."""
+    server = begin(fresh, store, **{"s3.upload_timeout": "2s"})
+    content = unique(4000)
+    store.fault, store.methods = fault, ("PUT",)
+    with Client(server.address) as client:
+        upload(client, content)
+    until(lambda: outcome(server, "error", reason) == 1, "the outcome")
+    # A kept connection that ends with the first request is replaced at no charge.
+    assert len(of_key(store, "PUT", content)) in {500: [3], "hang_up": [3, 4], "silent": [1]}[fault]
+    until(lambda: owed(server) == 1, "it is owed")
+    store.heal()
+    server.restart()
+    until(lambda: outcome(server, "created") == 1, "the upload")
+    assert owed(server) == 0
+
+
+def test_refused_connections_and_uploads(store, client, server):
+    store.refuse()
+    content = unique(4000)
+    upload(client, content)
+    until(lambda: outcome(server, "error", "s3_put_failed") == 1 and owed(server) == 1, "it is owed")
+    with fails(Code.NOT_FOUND):
+        read(client, unique(10))
+    assert client.missing(digest(unique(10)))
+
+
+def test_denied_uploads(store, client, server):
+    """403 to an upload: counted, said once, neither tried again nor owed, and nothing to the breaker."""
+    store.fault = 403
+    contents = [unique(500 + number) for number in range(8)]
+    for content in contents:
+        upload(client, content)
+    until(lambda: outcome(server, "error", "access_denied") == 8, "the outcomes")
+    assert all(len(of_key(store, "PUT", content)) == 1 for content in contents)
+    assert owed(server) == 0 and series(server, "upload_queue_depth") == 0 and series(server, "breaker_state") == 0
+    assert server.log.count("upload: access denied") == 1
+
+
+def test_retry_after(store, client, server):
+    """An upload waits as long as the store asks; a read, for which somebody waits, takes it for a no."""
+    store.fault, store.times, store.retry_after = 503, 1, "3"
+    content = unique(4000)
+    upload(client, content)
+    until(lambda: outcome(server, "created") == 1, "the upload")
+    assert gaps(of_key(store, "PUT", content))[0] > 2.98
+    store.fault, store.times = 503, None
+    asked = put_object(store, 100)
+    with fails(Code.NOT_FOUND):
+        read(client, asked)
+    assert len(of_key(store, "GET", asked)) == 1
+
+
+class Parts:
+    """A blob that goes in six parts, of which the tests make the third one fail."""
+
+    def __init__(self, store, fresh):
+        self.store, self.content = store, unique(27 * MIB)
+        self.server = begin(fresh, store, storage_mode="uncompressed", **{"s3.multipart_from": "5M"})
+
+    def upload(self):
+        with Client(self.server.address) as client:
+            upload(client, self.content)
+
+    def sent(self, number: int) -> list:
+        return [r for r in self.store.since(0, "PUT") if f"partNumber={number}&" in r.path]
+
+    def is_there(self) -> bool:
+        return self.store.objects.get(blob_key(self.content.hash, raw=True)) == self.content.bytes()
+
+
+@pytest.fixture
+def parts(store, fresh):
+    return Parts(store, fresh)
+
+
+def fail_at(store, method: str, part: str, fault, times: int) -> None:
+    """Requests with this in their query meet the fault, so many times."""
+    plain, left = store._fault, [times]
+
+    def choose(asked, key, query):
+        if asked == method and part in query and left[0] > 0:
+            left[0] -= 1
+            return fault
+        return plain(asked, key, query)
+
+    store._fault = choose
+
+
+@pytest.mark.parametrize("fault", [500, "hang_up", 429])
+@pytest.mark.parametrize("method, step", [("POST", "uploads"), ("PUT", "partNumber=3"), ("POST", "uploadId")])
+def test_parts_that_fail_twice(parts, store, fault, method, step):
+    """Any step of an upload in parts that fails in passing is repeated alone."""
+    fail_at(store, method, step, fault, 2)
+    parts.upload()
+    until(parts.is_there, "the upload", timeout_s=30)
+    assert [len(parts.sent(number)) for number in range(1, 7)] == [1, 1, 3 if method == "PUT" else 1, 1, 1, 1]
+    until(lambda: outcome(parts.server, "created") == 1, "it is counted")
+
+
+@pytest.mark.parametrize("fault, reason", [(500, "s3_put_failed"), (403, "access_denied")])
+def test_parts_that_fail_for_good(parts, store, fault, reason):
+    """The upload is given up and its parts are removed; it is owed unless it was denied."""
+    fail_at(store, "PUT", "partNumber=3", fault, 3)
+    parts.upload()
+    until(lambda: outcome(parts.server, "error", reason) == 1, "the outcome")
+    assert store.parts == {} and store.count("DELETE") == 1
+    assert owed(parts.server) == (0 if fault == 403 else 1)
+    if fault == 500:
+        parts.server.restart()
+        until(parts.is_there, "the upload of the next run", timeout_s=30)
+
+
+@pytest.mark.parametrize("mode", ["zstd", "uncompressed"])
+@pytest.mark.parametrize("size", [2 * KIB, 3 * MIB])
+def test_wrong_objects(store, fresh, mode, size):
+    """Wrong bytes, and an object of another length: never served as complete, not cached, and mended by the next upload."""
+    server = begin(fresh, store, storage_mode=mode)
+    contents = [put_object(store, size, mode) for _ in range(2)]
+    keys = [blob_key(content.hash, mode == "uncompressed") for content in contents]
+    store.sick[keys[0]] = "wrong"
+    store.objects[keys[1]] = store.objects[keys[1]][:-100]
+    with Client(server.address) as client:
+        for number, (key, content) in enumerate(zip(keys, contents), 1):
+            received = bytearray()
+            with fails(Code.NOT_FOUND):
+                for reply in client.read_call(blob_name(content.hash, content.size)):
+                    received += reply.data
+            assert len(received) < content.size
+            assert series(server, "wrong_objects_total") == number
+            assert client.missing(digest(content))
+            upload(client, content)
+            until(lambda: store.count("PUT", key) == 1, "it is overwritten")
+            until(lambda: outcome(server, "created") == number, "the upload ends")
+            stored = store.objects[key]
+            assert (stored if mode == "uncompressed" else from_casblob(stored)) == content.bytes()
+        assert all("if-none-match" not in r.headers for r in store.since(0, "PUT"))
+        assert series(server, "breaker_state") == 0
+    store.sick.clear()
+    with Client(begin(fresh, store, storage_mode=mode).address) as client:
+        assert all(read(client, content) == content.bytes() for content in contents)
+
+
+def test_wrong_actions(store, client, server):
+    """An object that is no ActionResult is a miss, and the next update replaces it."""
+    action = digest_of(b"an action")
+    for garbage in [b"\xff garbage", b"\x00" * 5000]:
+        store.objects[action_key(action.hash)] = garbage
+        with fails(Code.NOT_FOUND):
+            client.get_action(action)
+    client.update_action(action, message("ActionResult")(exit_code=5))
+    wanted = lambda: message("ActionResult").FromString(store.objects[action_key(action.hash)]).exit_code == 5
+    until(lambda: store.count("PUT") and wanted(), "the update")
+    assert client.get_action(action).exit_code == 5
+
+
+def test_hanging(fresh):
+    """Each way to hang ends a read within its bound, all tries together: before the head 10 s, a body below 64 KiB/s 15 s.
+    An existence check waits 2 s. All ways at a time, as each has a store and a server of its own."""
+    ways = ["backlog", "silent", "slow_headers", "stalled_body", "trickle"]
+
+    def hang(way: str, store: FaultStore, server) -> tuple[float, float]:
+        content = put_object(store, 400_000)
+        if way == "backlog":
+            store.black_hole()
+        else:
+            store.fault, store.trickle = way, 8_000
+        with Client(server.address) as client:
+            begun = time.monotonic()
+            assert client.missing(digest(content)) == (way not in ("stalled_body", "trickle"))
+            checked = time.monotonic() - begun
+            begun = time.monotonic()
+            with fails(Code.NOT_FOUND):
+                read(client, content)
+            return checked, time.monotonic() - begun
+
+    with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor(len(ways)) as pool:
+        calls = []
+        for way in ways:
+            store = FaultStore()
+            stack.callback(store.close)
+            calls.append(pool.submit(hang, way, store, begin(fresh, store)))
+        for way, call in zip(ways, calls):
+            checked, waited = call.result(60)
+            assert checked < 2 + SLACK_S, way
+            assert HEAD_S - 1 < waited < (15 if way in ("stalled_body", "trickle") else HEAD_S + SLACK_S), way
+
+
+def test_slow_bodies_and_the_next_read(store, fresh):
+    """When all the places for objects on their way are taken by slow ones, the next read waits for one no longer than for
+    a dead store."""
+    server = begin(fresh, store, cores="1", memory_limit="512M")
+    slow = [unique(250 * KIB) for _ in range(240)]
+    for content in slow:
+        key = blob_key(content.hash)
+        store.objects[key], store.sick[key] = casblob(content.bytes(), compression=0), "trickle"
+    # Four seconds each, some fifty at a time.
+    store.trickle = 68_000
+    other = put_object(store, 1000)
+
+    def try_to_read(content, client) -> None:
+        with contextlib.suppress(grpc.RpcError):
+            read(client, content)
+
+    with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor(len(slow)) as pool:
+        clients = [stack.enter_context(Client(server.address)) for _ in range(6)]
+        calls = [pool.submit(try_to_read, content, clients[at % 6]) for at, content in enumerate(slow)]
+        until(lambda: store.in_flight >= 50, "slow bodies")
+        begun = time.monotonic()
+        try_to_read(other, clients[0])
+        waited = time.monotonic() - begun
+        for call in calls:
+            call.result(60)
+    print(f"waited {waited:.1f} s")
+    assert waited < HEAD_S + SLACK_S
+
+
+def test_connections_are_used_again(store, client):
+    """Whatever the answer, the next request takes the same connection: 200 checks and reads of absent blobs."""
+    accepted = store.accepted
+    for _ in range(100):
+        assert client.missing(digest(unique(10)))
+        with fails(Code.NOT_FOUND):
+            read(client, unique(10))
+    # One for each core, and one that the start had.
+    assert store.accepted - accepted <= 3
+
+
+def test_existence_checks_have_a_bound(store, client, server):
+    """However many calls ask about however many blobs, a core has 64 checks under way; those that nobody waits for any more
+    are not made."""
+    store.fault, store.methods = "silent", ("HEAD",)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(client.find_missing, [digest(unique(10)) for _ in range(300)]) for _ in range(8)]
+        for call in calls:
+            assert len(call.result(60)) == 300
+    assert 64 < store.count("HEAD") <= 2 * 64
+    store.heal()
+    # These wait behind all others. What hung is tried again.
+    client.find_missing([digest(unique(10)) for _ in range(50)])
+    assert store.count("HEAD") <= 2 * 2 * 64 + 50
+
+
+def test_what_a_sick_store_has_is_missing(store, client, server):
+    """Known to be there, but in a store whose breaker is open: missing, so that clients upload it instead of failing to
+    read it later."""
+    content = put_object(store, 1000)
+    assert not client.missing(digest(content))
+    store.refuse()
+    for _ in range(5):
+        with fails(Code.NOT_FOUND):
+            read(client, unique(10))
+    until(lambda: series(server, "breaker_state") == 2, "the breaker opens")
+    assert client.missing(digest(content))
+
+
+def test_more_uploads_than_fit(store, fresh):
+    """What does not fit into the queue is owed, and uploaded as soon as there is room: nobody waits for a retry."""
+    server = begin(fresh, store, num_uploaders="2", max_queued_uploads="5")
+    contents = [unique(400 + number) for number in range(100)]
+    hold = threading.Event()
+    store.gate = lambda request: hold.wait(30) if request.method == "PUT" else None
+    with Client(server.address) as client:
+        for content in contents:
+            upload(client, content)
+    until(lambda: owed(server) == 95, "the rest is owed")
+    assert series(server, "upload_queue_depth") == 5
+    begun = time.monotonic()
+    hold.set()
+    until(lambda: outcome(server, "created") == 100, "all uploads")
+    assert time.monotonic() - begun < 10 and owed(server) == 0
+    assert store.most_in_flight <= 2
