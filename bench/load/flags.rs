@@ -14,6 +14,8 @@ pub enum Scenario {
     Write,
     /// ByteStream.Read of stored blobs, every byte compared.
     Read,
+    /// ByteStream.Read, once each, of what a `write` with the same --seed, --count and sizes has stored.
+    ReadBack,
     /// FindMissingBlobs, half of the digests present.
     FindMissing,
     /// UpdateActionResult, then GetActionResult; each result names four stored blobs.

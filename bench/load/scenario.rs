@@ -67,6 +67,7 @@ impl Plan {
         let phases = match self.flags.scenario {
             Scenario::Write => vec![timed("write", true, self.writes())],
             Scenario::Read => vec![fill(), timed("read", false, self.reads())],
+            Scenario::ReadBack => vec![timed("read-back", true, self.read_backs())],
             Scenario::FindMissing => vec![fill(), timed("find-missing", true, self.find_missing())],
             Scenario::ActionCache => vec![
                 fill(),
@@ -105,6 +106,12 @@ impl Plan {
     fn reads(&self) -> Make {
         let plan = self.clone();
         Box::new(move |serial| plan.read(serial))
+    }
+
+    /// Reads what `writes` of the same seed has put.
+    fn read_backs(&self) -> Make {
+        let plan = self.clone();
+        Box::new(move |serial| plan.read_of(serial, Rc::new(plan.maker.blob(serial, plan.size(serial)))))
     }
 
     fn mix(&self) -> Make {
@@ -277,6 +284,10 @@ impl Plan {
     fn read(&self, serial: u64) -> Job {
         let mut random = SplitMix64::new(self.maker.seed, serial);
         let blob = Rc::clone(pick(&self.stored.borrow(), &mut random));
+        self.read_of(serial, blob)
+    }
+
+    fn read_of(&self, serial: u64, blob: Rc<Blob>) -> Job {
         let name = format!("{}{}", self.instance_prefix(), blob_name(&blob));
         Job::Read { decode: blob.zstd.is_some() && serial.is_multiple_of(DECODE_EACH), blob, name }
     }

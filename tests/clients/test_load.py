@@ -39,6 +39,14 @@ def run(server, words: str, tmp_path) -> list[dict]:
     return phases
 
 
+def test_what_was_written_is_read_back(server, tmp_path):
+    """A seed names the same blobs again, so that another server can be asked for them."""
+    words = "--count 60 --size 3KiB --size-p99 300KiB --seed 77 --connections 2 --streams 4"
+    run(server, f"write {words}", tmp_path)
+    [written, read] = run(server, f"read-back {words}", tmp_path)
+    assert read["phase"] == "read-back" and read["ops"] == written["ops"] == 60
+
+
 @pytest.mark.parametrize(
     "words, names, calls",
     [
