@@ -1,12 +1,14 @@
 """Goal: blobs and actions go to an S3 store and come back from it, in bazel-remote's format, whatever their size.
-Method: SeaweedFS, a second client with its own signer, and servers with empty caches in front of one bucket."""
+Method: SeaweedFS and a store on the s3s library, which check different things (s3s also the hash of each body); a second
+client with its own signer, and servers with empty caches in front of one bucket."""
 
 import pytest
 
 from bucket import action_key, blob_key, casblob, from_casblob
 from content import Content, unique
 from reapi import Client, Code, blob_name, digest, digest_of, fails, message, upload_name
-from server import Server
+from s3s import S3s
+from server import Server, StartError
 from test_metrics import scrape
 from wait import until
 from weed import Weed
@@ -15,16 +17,16 @@ MIB = 1 << 20
 SIZES = [1, 100, 4096, 70_000, 256 * 1024, 256 * 1024 + 1, MIB, 5 * MIB + 17]
 
 
-@pytest.fixture(scope="module")
-def weed():
-    store = Weed()
-    yield store
-    store.close()
+@pytest.fixture(scope="module", params=[Weed, S3s])
+def store(request):
+    made = request.param()
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def bucket(weed, request):
-    made = weed.bucket(f"b{abs(hash(request.node.name)) % 10**9}")
+def bucket(store, request):
+    made = store.bucket(f"b{abs(hash(request.node.name)) % 10**9}")
     made.create()
     return made
 
@@ -34,8 +36,8 @@ def upload(client: Client, content: Content, zstd: bool = False) -> None:
 
 
 @pytest.mark.parametrize("mode", ["zstd", "uncompressed"])
-def test_round_trips(weed, bucket, fresh, mode):
-    flags = weed.flags(bucket.name) | {"storage_mode": mode, "s3.prefix": "some/where"}
+def test_round_trips(store, bucket, fresh, mode):
+    flags = store.flags(bucket.name) | {"storage_mode": mode, "s3.prefix": "some/where"}
     contents = [unique(size) for size in SIZES]
     one = fresh(**flags)
     with Client(one.address) as client:
@@ -58,14 +60,14 @@ def test_round_trips(weed, bucket, fresh, mode):
         assert not client.missing(*[digest(content) for content in contents])
 
 
-def test_what_a_bazel_remote_left(weed, bucket, fresh):
+def test_what_a_bazel_remote_left(store, bucket, fresh):
     """Its objects are read, from any offset, also its rare uncompressed casblobs."""
     contents = [unique(size) for size in [1, 5000, MIB, MIB + 1, 3 * MIB + 5]]
     for content in contents:
         bucket.put(blob_key(content.hash), casblob(content.bytes()))
     plain = unique(100_000)
     bucket.put(blob_key(plain.hash), casblob(plain.bytes(), compression=0))
-    server = fresh(**weed.flags(bucket.name))
+    server = fresh(**store.flags(bucket.name))
     with Client(server.address) as client:
         for content in [*contents, plain]:
             offset = content.size // 3
@@ -79,9 +81,9 @@ def test_what_a_bazel_remote_left(weed, bucket, fresh):
 
 
 @pytest.mark.parametrize("mode", ["zstd", "uncompressed"])
-def test_parts(weed, bucket, fresh, mode):
+def test_parts(store, bucket, fresh, mode):
     """An object above the threshold goes in parts, and comes back whole; a second server does not send it again."""
-    flags = weed.flags(bucket.name) | {"storage_mode": mode, "s3.multipart_from": "5M"}
+    flags = store.flags(bucket.name) | {"storage_mode": mode, "s3.multipart_from": "5M"}
     content, key = unique(23 * MIB + 7), None
     for number in range(2):
         server = fresh(http_address="127.0.0.1:0", **flags)
@@ -102,11 +104,11 @@ def outcomes(server, status: str) -> float:
     return sum(found)
 
 
-def test_actions(weed, bucket, fresh):
+def test_actions(store, bucket, fresh):
     output, action = unique(300_000), digest_of(b"an action")
     result = message("ActionResult")(exit_code=7)
     result.output_files.add(path="out", digest=digest(output))
-    one = fresh(**weed.flags(bucket.name))
+    one = fresh(**store.flags(bucket.name))
     with Client(one.address) as client:
         upload(client, output)
         client.update_action(action, result)
@@ -116,7 +118,7 @@ def test_actions(weed, bucket, fresh):
         until(lambda: message("ActionResult").FromString(bucket.get(action_key(action.hash))).exit_code == 8, "the change")
         client.update_action(action, result)
         until(lambda: message("ActionResult").FromString(bucket.get(action_key(action.hash))).exit_code == 7, "the change")
-    other = fresh(**weed.flags(bucket.name))
+    other = fresh(**store.flags(bucket.name))
     with Client(other.address) as client:
         found = client.get_action(action)
         assert found.exit_code == 7 and found.output_files[0].digest == digest(output)
@@ -124,7 +126,7 @@ def test_actions(weed, bucket, fresh):
             client.get_action(digest_of(b"another action"))
 
 
-def test_wrong_objects_are_never_served(weed, bucket, fresh):
+def test_wrong_objects_are_never_served(store, bucket, fresh):
     """A small one, a large one, a cut one and one that is no casblob are misses, and the next upload replaces them."""
     small, large, cut, odd = unique(1000), unique(4 * MIB), unique(3 * MIB), unique(2000)
     bucket.put(blob_key(small.hash), casblob(unique(1000).bytes()))
@@ -133,7 +135,7 @@ def test_wrong_objects_are_never_served(weed, bucket, fresh):
     bucket.put(blob_key(large.hash), casblob(bytes(wrong)))
     bucket.put(blob_key(cut.hash), casblob(cut.bytes())[:-1000])
     bucket.put(blob_key(odd.hash), odd.bytes())
-    server = fresh(**weed.flags(bucket.name))
+    server = fresh(**store.flags(bucket.name))
     with Client(server.address) as client:
         for content in [small, large, cut, odd]:
             received = bytearray()
@@ -155,36 +157,69 @@ def is_right(stored: bytes, content: Content) -> bool:
         return False
 
 
-def test_uploads_survive_a_kill(weed, bucket, fresh):
+def test_uploads_survive_a_kill(store, bucket, fresh):
     """What was not uploaded when the process was killed is uploaded by the next one."""
-    flags = weed.flags(bucket.name) | {"ack": "flushed"}
+    flags = store.flags(bucket.name) | {"ack": "flushed"}
     server = fresh(**flags | {"s3.endpoint": "127.0.0.1:9"})
     contents = [unique(2000 + 100 * number) for number in range(30)]
     with Client(server.address) as client:
         for content in contents:
             upload(client, content)
+    until(lambda: all(server.has_noted(content.hash) for content in contents), "all are noted")
     server.restart(crash=True, **flags)
     for content in contents:
         until(lambda: bucket.has(blob_key(content.hash)), "an upload of the last run")
     server.stop()
 
 
-def test_wrong_credentials_are_misses_and_say_so(weed, bucket, fresh):
+def test_wrong_credentials_are_misses_and_say_so(store, bucket, fresh):
     content = unique(1000)
     bucket.put(blob_key(content.hash), casblob(content.bytes()))
-    server = fresh(**weed.flags(bucket.name) | {"s3.secret_access_key": "guessed"})
+    server = fresh(**store.flags(bucket.name) | {"s3.secret_access_key": "guessed"})
     with Client(server.address) as client:
         with fails(Code.NOT_FOUND):
             client.read(blob_name(content.hash, content.size))
         upload(client, content)
-    assert "SignatureDoesNotMatch" in server.log and "Check the credentials" in server.log
+        until(lambda: "upload: access denied" in server.log or "read: access denied" in server.log, "the log names it")
+    assert "the bucket cannot be listed: access denied: status 403 SignatureDoesNotMatch" in server.log
+    assert "Check the credentials and their policy" in server.log
     assert "guessed" not in server.log
 
 
-def test_a_configuration_file(weed, bucket, fresh, tmp_path):
+def test_unknown_keys_and_buckets_are_named(store, bucket, fresh):
+    """What an operator may have got wrong is said at the start, each with the store's own word for it."""
+    for flag, value, words in [
+        ("s3.access_key_id", "AKNOBODY", ["InvalidAccessKeyId", "NotSignedUp"]),
+        ("s3.bucket", "no-such-bucket", ["NoSuchBucket"]),
+    ]:
+        server = fresh(**store.flags(bucket.name) | {flag: value})
+        until(lambda: any(word in server.log for word in words), f"the log names {words}")
+        server.stop()
+
+
+def test_a_skewed_clock(fresh):
+    """A store whose clock is an hour ahead: everything is signed with its time from the first refusal on, which is said."""
+    store = S3s(skew_s=3600)
+    try:
+        bucket = store.bucket("skewed")
+        bucket.skew_s = 3600
+        bucket.create()
+        contents = [unique(5000), unique(MIB)]
+        bucket.put(blob_key(contents[0].hash), casblob(contents[0].bytes()))
+        server = fresh(**store.flags("skewed"))
+        with Client(server.address) as client:
+            assert client.read(blob_name(contents[0].hash, 5000)) == contents[0].bytes()
+            upload(client, contents[1])
+        until(lambda: bucket.has(blob_key(contents[1].hash)), "the upload")
+        assert "this machine's clock is 3600 s behind the backend's" in server.log.replace("3599", "3600")
+    finally:
+        store.close()
+
+
+def test_a_configuration_file(store, bucket, fresh, tmp_path):
     """The file of a bazel-remote is enough; a misspelt key in it is named."""
     file = tmp_path / "config.yml"
-    section = "".join(f"  {name.removeprefix('s3.')}: {value}\n" for name, value in weed.flags(bucket.name).items())
+    section = "".join(f"  {name.removeprefix('s3.')}: {value}\n" for name, value in store.flags(bucket.name).items())
     file.write_text(f"storage_mode: zstd\nnum_uploaders: 7\ns3_proxy:\n{section}")
     server = fresh(config_file=str(file))
     content = unique(5000)
@@ -192,7 +227,5 @@ def test_a_configuration_file(weed, bucket, fresh, tmp_path):
         upload(client, content)
     until(lambda: bucket.has(blob_key(content.hash)), "the upload")
     file.write_text("s3_proxy:\n  buckt: x\n")
-    from server import StartError
-
     with pytest.raises(StartError, match='did you mean \\\\?"bucket'):
         Server(config_file=str(file)).start()

@@ -17,9 +17,11 @@ class Bucket:
 
     def __init__(self, address: str, name: str, key: str, secret: str):
         self.address, self.name, self.key, self.secret = address, name, key, secret
+        # How far the store's clock is ahead.
+        self.skew_s = 0
 
     def request(self, method: str, key: str = "", body: bytes = b"", query: str = "") -> tuple[int, bytes]:
-        now = datetime.datetime.now(datetime.timezone.utc)
+        now = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=self.skew_s)
         date, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
         path = urllib.parse.quote(f"/{self.name}/{key}" if key else f"/{self.name}", safe="/-._~")
         payload = hashlib.sha256(body).hexdigest()
