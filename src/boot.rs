@@ -1,6 +1,6 @@
 //! From the command line to running cores, and back to an exit code.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write as _};
 use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;
 
@@ -11,6 +11,8 @@ use crate::backend;
 use crate::backend::settings::Settings;
 use crate::backend::tls::{NoTrust, Trust};
 use crate::budget::Budget;
+use crate::config::effective::Effective;
+use crate::config::inputs::{Inputs, Outcome};
 use crate::config::{self, Config, ConfigError, Flags};
 use crate::limits;
 use crate::metrics::export::{self, Facts};
@@ -18,8 +20,10 @@ use crate::net::accept::{self, ConnectionsMax};
 use crate::offline::{self, flags::Tool};
 use crate::percore::{self, Barrier, FirstCore, Kit};
 use crate::pure::memory_plan::{MemoryPlan, TooSmall, Use};
+use crate::reload::{Live, Reloader};
 use crate::rt::cores::{self, CoreDied, StartError};
-use crate::rt::signal::{self, Shutdown};
+use crate::rt::latest::Latest;
+use crate::rt::signal::{self, Hangups, Shutdown};
 use crate::rt::{self};
 use crate::service::shed::ShedLog;
 use crate::shard::disk::DiskConfig;
@@ -33,6 +37,12 @@ use crate::shard::{pool, router};
 struct CommandLine {
     #[command(flatten)]
     serve: Flags,
+    /// Print the effective configuration as a file, with who said what, and end.
+    #[arg(long = "print_config")]
+    print_config: bool,
+    /// Check the configuration, and end: 0 when the server could start with it.
+    #[arg(long = "check_config")]
+    check_config: bool,
     #[command(subcommand)]
     tool: Option<Tool>,
 }
@@ -52,30 +62,40 @@ enum Failure {
     Trust(#[from] NoTrust),
     #[error(transparent)]
     Start(#[from] StartError),
-    #[error("cannot watch for SIGTERM and SIGINT: {0}")]
+    #[error("cannot watch for signals: {0}")]
     Signals(std::io::Error),
+    #[error("cannot print the configuration: {0}")]
+    Print(std::io::Error),
     #[error("{0}: the process ends, because what that core owned cannot be reached")]
     CoreDied(#[from] CoreDied),
 }
 
 /// Runs the server until it is told to stop, or a tool to its end.
 pub fn main() -> ExitCode {
-    let line = config::read::<CommandLine>();
+    let inputs = Inputs::of_process();
+    let line = inputs.read::<CommandLine>();
+    if let Err(ConfigError::CommandLine(error)) = line {
+        error.exit();
+    }
     // Why less for tools: their report is what is to be read.
-    let level = if line.as_ref().is_ok_and(|line| line.tool.is_some()) { "warn" } else { "info" };
+    let level = if line.as_ref().is_ok_and(|line| line.flags.tool.is_some()) { "warn" } else { "info" };
     let filter = EnvFilter::try_from_env("RINGCAS_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
     cores::log_panics();
-    let served = match line {
-        Ok(CommandLine { tool: Some(tool), .. }) => return offline::run(tool),
-        Ok(CommandLine { serve: flags, tool: None }) => serve(flags),
+    let ended = match line {
+        Ok(Outcome { flags: CommandLine { tool: Some(tool), .. }, .. }) => return offline::run(tool),
+        Ok(Outcome { flags, effective, notices }) => {
+            notices.iter().for_each(|line| tracing::warn!("{line}"));
+            match flags {
+                CommandLine { serve, print_config: true, .. } => print(serve, &effective),
+                CommandLine { serve, check_config: true, .. } => serve.resolve().map(drop).map_err(Failure::from),
+                CommandLine { serve: flags, .. } => serve(flags, inputs, effective),
+            }
+        }
         Err(error) => Err(error.into()),
     };
-    match served {
-        Ok(()) => {
-            tracing::info!("stopped");
-            ExitCode::SUCCESS
-        }
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             tracing::error!("{failure}");
             ExitCode::FAILURE
@@ -83,7 +103,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn serve(flags: Flags) -> Result<(), Failure> {
+fn serve(flags: Flags, inputs: Inputs, effective: Effective) -> Result<(), Failure> {
+    let hangups = Hangups::take().map_err(Failure::Signals)?;
     let config = flags.resolve()?;
     if let Err(error) = cores::raise_descriptor_limit() {
         tracing::warn!("the limit of open files stays as it is: {error}");
@@ -120,6 +141,9 @@ fn serve(flags: Flags) -> Result<(), Failure> {
     let (quiet, closed) = (Barrier::new(count), Barrier::new(count));
     let shed_log = ShedLog::default();
     let budget = Budget::new(plan, count);
+    let live = Latest::new(Live::of(&config));
+    let mut reloader = Reloader::new(inputs, effective);
+    reloader.add(live.clone());
     let mut first = Some(FirstCore { pool, grpc, http, targets });
     let mut parts = ports.into_iter().zip(routers).zip(inboxes).zip(export::wire(count, &facts));
     let running = cores::launch(&config.cores, &shutdown, |core| {
@@ -127,6 +151,7 @@ fn serve(flags: Flags) -> Result<(), Failure> {
         let kit = Kit {
             core,
             config: config.clone(),
+            live: live.clone(),
             volume: volume.clone(),
             port,
             router,
@@ -144,8 +169,16 @@ fn serve(flags: Flags) -> Result<(), Failure> {
         };
         move || percore::run(kit)
     })?;
+    hangups.answer(move || reloader.reload()).map_err(Failure::Signals)?;
     running.wait()?;
+    tracing::info!("stopped");
     Ok(())
+}
+
+/// `--print_config`.
+fn print(flags: Flags, effective: &Effective) -> Result<(), Failure> {
+    let text = config::print::yaml(effective, &flags.resolve()?.derived());
+    std::io::stdout().write_all(text.as_bytes()).map_err(Failure::Print)
 }
 
 /// Why it tries for a while: the kernel takes some milliseconds after the end of a process to close what its rings still

@@ -12,6 +12,7 @@ pub mod net;
 pub mod offline;
 pub mod percore;
 pub mod pure;
+pub mod reload;
 pub mod rt;
 pub mod service;
 pub mod shard;

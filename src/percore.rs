@@ -1,5 +1,6 @@
 //! What one core holds and runs: its disk, its worker, its services, its connections.
 
+use std::cell::Cell;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +16,9 @@ use crate::metrics::{Metric, Snapshot};
 use crate::net::accept::{self, Inbox, Kind, Load, Targets};
 use crate::net::{Server, Settings};
 use crate::pure::shard_map::ShardMap;
+use crate::reload::Live;
 use crate::rt;
+use crate::rt::latest::Latest;
 use crate::rt::signal::Shutdown;
 use crate::rt::tcp::Listener;
 use crate::service::health::Health;
@@ -32,6 +35,8 @@ use crate::shard::write_gate::WriteLimits;
 pub struct Kit {
     pub core: usize,
     pub config: Config,
+    /// What of it may change.
+    pub live: Latest<Live>,
     pub volume: Volume,
     pub port: PoolPort,
     pub router: RouterPort,
@@ -89,6 +94,7 @@ pub async fn run(kit: Kit) {
     let Kit {
         core,
         config,
+        live,
         volume,
         port,
         router,
@@ -119,11 +125,11 @@ pub async fn run(kit: Kit) {
     let options = Options {
         mangle_action_keys: config.mangle_action_keys,
         check_http_actions: config.check_http_actions,
+        check_actions: config.check_actions,
         max_blob_size: config.max_blob_size.min(disk.max_blob_len()),
-        access_log: config.access_log,
+        access_log: Cell::new(config.access_log),
         shed_status: config.write_shed_status.into(),
         shed_log,
-        ..Options::default()
     };
     let share = |bytes: u64| usize::try_from(bytes / cores as u64).unwrap_or(usize::MAX);
     let map = ShardMap::new(shards, cores as u16);
@@ -159,7 +165,15 @@ pub async fn run(kit: Kit) {
     }
     let router = router.start(worker.clone(), map);
     let health = Health::new(true);
-    let services = Services::new(router.clone(), Rc::new(options), health.clone());
+    let options = Rc::new(options);
+    let services = Services::new(router.clone(), options.clone(), health.clone());
+    let mut changes = live.changes();
+    rt::spawn(async move {
+        loop {
+            let Live { access_log, shutdown_timeout: _ } = *changes.next().await;
+            options.access_log.set(access_log);
+        }
+    });
     let (exporter, reporter) = metrics.split();
     let server = Server::new(services, Settings { stream_window: config.stream_window, purse }, exporter);
     let counting = Rc::new(Counting {
@@ -186,13 +200,14 @@ pub async fn run(kit: Kit) {
         load.stop_accepting();
     }
     server.drain();
-    if rt::time::timeout(config.shutdown_timeout, server.drained()).await.is_err() {
+    let shutdown_timeout = live.get().shutdown_timeout;
+    if rt::time::timeout(shutdown_timeout, server.drained()).await.is_err() {
         tracing::warn!(core, "calls in flight did not end within --shutdown_timeout and are cut");
         server.abort();
         let _ = rt::time::timeout(limits::CUT_TIME, server.drained()).await;
     }
     if let Some((_, owner)) = &backends {
-        owner.drain(config.shutdown_timeout).await;
+        owner.drain(shutdown_timeout).await;
     }
     quiet.pass().await;
     if let Some((all, _)) = &backends {

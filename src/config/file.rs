@@ -1,15 +1,9 @@
-//! The configuration file: YAML with bazel-remote's keys. A key stands for the flag of the same name; a flag, or its
-//! environment variable, goes before it.
+//! The configuration file: YAML with bazel-remote's keys. A key stands for the flag that it names.
 
 use std::path::{Path, PathBuf};
 
-use clap::builder::OsStr;
-use clap::{Arg, Command};
-
+use super::names::{self, SECTIONS};
 use crate::pure::document::{self, DocumentError, Value};
-
-/// Sections, and what the flags of their keys begin with.
-const SECTIONS: [(&str, &str); 1] = [("s3_proxy", "s3.")];
 
 /// Why the file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -26,37 +20,39 @@ pub enum FileError {
     Kind { path: PathBuf, key: String, expected: &'static str },
 }
 
-/// `command`, with what the file says as the default of each flag.
-pub fn apply(command: Command, path: &Path) -> Result<Command, FileError> {
-    let text = std::fs::read_to_string(path).map_err(|source| FileError::Read { path: path.into(), source })?;
-    let document = document::parse(&text).map_err(|source| FileError::Document { path: path.into(), source })?;
-    let values = flatten(document, &command, path)?;
-    Ok(values.into_iter().fold(command, |command, (flag, value)| {
-        let id = command.get_arguments().find(|arg| arg.get_long() == Some(&flag)).map(Arg::get_id).cloned();
-        command.mut_arg(id.expect("only flags that exist are given"), |arg| arg.default_value(OsStr::from(value)))
-    }))
+/// A flag as the file may name it.
+#[derive(Debug, Clone)]
+pub struct Known {
+    pub flag: String,
+    /// It takes several values.
+    pub is_list: bool,
 }
 
-/// The flags that the document names, and their values.
-fn flatten(document: Value, command: &Command, path: &Path) -> Result<Vec<(String, String)>, FileError> {
+/// The flags that the file names, and their values, those of a list with commas between them.
+pub fn read(path: &Path, flags: &[Known]) -> Result<Vec<(String, String)>, FileError> {
+    let text = std::fs::read_to_string(path).map_err(|source| FileError::Read { path: path.into(), source })?;
+    let document = document::parse(&text).map_err(|source| FileError::Document { path: path.into(), source })?;
+    flatten(document, flags, path)
+}
+
+fn flatten(document: Value, flags: &[Known], path: &Path) -> Result<Vec<(String, String)>, FileError> {
     let kind = |key: &str, expected| FileError::Kind { path: path.into(), key: key.to_owned(), expected };
     let entries = match document {
         Value::Null => Vec::new(),
         Value::Map(entries) => entries,
         Value::Text(_) | Value::List(_) => return Err(kind("the file", "a map of keys to values")),
     };
-    let flags: Vec<&str> = command.get_arguments().filter_map(Arg::get_long).collect();
     let mut values = Vec::new();
     for (key, value) in entries {
-        let Some((_, prefix)) = SECTIONS.iter().find(|(section, _)| *section == key) else {
-            values.extend(scalar(&key, &key, value, &flags, path)?);
+        let Some((section, _)) = SECTIONS.iter().find(|(section, _)| *section == key) else {
+            values.extend(one(None, &key, value, flags, path)?);
             continue;
         };
         match value {
             Value::Null => {}
             Value::Map(entries) => {
                 for (inner, value) in entries {
-                    values.extend(scalar(&format!("{prefix}{inner}"), &inner, value, &flags, path)?);
+                    values.extend(one(Some(section), &inner, value, flags, path)?);
                 }
             }
             Value::Text(_) | Value::List(_) => return Err(kind(&key, "a map of keys to values")),
@@ -66,54 +62,54 @@ fn flatten(document: Value, command: &Command, path: &Path) -> Result<Vec<(Strin
 }
 
 /// One flag and its value; nothing when the key stands there without one.
-fn scalar(
-    flag: &str,
+fn one(
+    section: Option<&str>,
     key: &str,
     value: Value,
-    flags: &[&str],
+    flags: &[Known],
     path: &Path,
 ) -> Result<Option<(String, String)>, FileError> {
-    let is_key = |flag: &&&str| !["config_file", "help", "version"].contains(*flag);
-    if !flags.iter().filter(is_key).any(|known| *known == flag) {
-        let (prefix, _) = flag.split_at(flag.len() - key.len());
-        let sections = SECTIONS.iter().map(|(section, _)| *section).filter(|_| prefix.is_empty());
-        let known = flags.iter().filter(is_key).filter_map(|known| known.strip_prefix(prefix)).chain(sections);
-        let near = known.filter(|known| prefix.len() > 1 || !known.contains('.'));
-        let nearest = near.map(|known| (strsim::damerau_levenshtein(known, key), known)).min();
-        // Farther than this it is no slip of the finger.
-        let nearest = nearest.filter(|(distance, _)| *distance <= key.len().div_ceil(3));
-        let nearest = nearest.map(|(_, known)| known.to_owned());
+    let Some(Known { flag, is_list }) = flags.iter().find(|known| names::key(&known.flag) == (section, key)) else {
+        let here = flags.iter().map(|known| names::key(&known.flag)).filter(|(known, _)| *known == section);
+        let sections = SECTIONS.iter().map(|(section, _)| *section).filter(|_| section.is_none());
+        let nearest = names::nearest(key, here.map(|(_, key)| key).chain(sections)).map(str::to_owned);
         return Err(FileError::UnknownKey { path: path.into(), key: key.to_owned(), nearest });
-    }
-    match value {
-        Value::Null => Ok(None),
-        Value::Text(text) => Ok(Some((flag.to_owned(), text))),
-        Value::List(_) | Value::Map(_) => {
-            Err(FileError::Kind { path: path.into(), key: key.to_owned(), expected: "one value" })
+    };
+    let kind = |expected| FileError::Kind { path: path.into(), key: key.to_owned(), expected };
+    let text = match value {
+        Value::Null => return Ok(None),
+        Value::Text(text) => text,
+        Value::List(items) if *is_list => {
+            let texts = items.into_iter().map(|item| match item {
+                Value::Text(text) => Ok(text),
+                Value::Null | Value::List(_) | Value::Map(_) => Err(kind("a list of values")),
+            });
+            texts.collect::<Result<Vec<_>, _>>()?.join(",")
         }
-    }
+        Value::List(_) | Value::Map(_) => return Err(kind("one value")),
+    };
+    Ok(Some((flag.clone(), text)))
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
-    use super::super::Flags;
     use super::*;
 
     fn values(yaml: &str) -> Result<Vec<(String, String)>, FileError> {
-        flatten(document::parse(yaml).expect("YAML"), &Flags::command(), Path::new("f"))
+        let flags = ["dir", "max_size", "access_log_level", "buckets", "s3.endpoint", "s3.bucket", "s3.disable_ssl"];
+        let flags = flags.map(|flag| Known { flag: flag.to_owned(), is_list: flag == "buckets" });
+        flatten(document::parse(yaml).expect("YAML"), &flags, Path::new("f"))
     }
 
     /// Goal: keys become flags, sections their prefixes; an empty value is none. Method: a file in bazel-remote's form.
     #[test]
     fn keys_are_flags() {
-        let yaml = "dir: /d\nmax_size: 100\nstorage_mode: zstd\naccess_log_level:\n\
+        let yaml = "dir: /d\nmax_size: 100\nbuckets: [0.5, 1]\naccess_log_level:\n\
                     s3_proxy:\n  endpoint: h:9000\n  bucket: b\n  disable_ssl: true\n";
         let expected = [
             ("dir", "/d"),
             ("max_size", "100"),
-            ("storage_mode", "zstd"),
+            ("buckets", "0.5,1"),
             ("s3.endpoint", "h:9000"),
             ("s3.bucket", "b"),
             ("s3.disable_ssl", "true"),
@@ -131,9 +127,10 @@ mod tests {
         assert!(text("s3_proxy: {buckt: b}").ends_with("did you mean \"bucket\"?"));
         assert!(text("s3proxy: {}").ends_with("did you mean \"s3_proxy\"?"));
         assert!(text("something_else: 1").ends_with("there is no key \"something_else\""));
-        assert!(text("config_file: x").contains("there is no key"));
         assert!(text("bucket: b").contains("there is no key"));
+        assert!(text("s3.bucket: b").contains("there is no key"));
         assert!(text("dir: [a]").ends_with("\"dir\" must be one value"));
+        assert!(text("buckets: [[a]]").ends_with("\"buckets\" must be a list of values"));
         assert!(text("[a]").contains("a map of keys"));
     }
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::{ConfigError, StorageMode, bytes, duration};
+use super::values::{bytes, duration, secret};
+use super::{ConfigError, StorageMode};
 use crate::backend::http::Target;
 use crate::backend::settings::{BackendSettings, CredentialSource, Dialect, ObjectFormat, RoleSource, Settings};
 use crate::limits;
@@ -17,85 +18,74 @@ use crate::pure::sigv4::Credentials;
 #[derive(Args, Debug)]
 pub struct S3Flags {
     /// The store's address: host[:port], or a URL.
-    #[arg(long = "s3.endpoint", env = "RINGCAS_S3_ENDPOINT")]
+    #[arg(long = "s3.endpoint")]
     endpoint: Option<String>,
     /// The bucket. Giving one turns the backend on.
-    #[arg(long = "s3.bucket", env = "RINGCAS_S3_BUCKET")]
+    #[arg(long = "s3.bucket")]
     bucket: Option<String>,
     /// Where the bucket's name stands: in the host's name (dns), in the path, or as the store needs it.
-    #[arg(long = "s3.bucket_lookup_type", env = "RINGCAS_S3_BUCKET_LOOKUP_TYPE", default_value = "auto")]
+    #[arg(long = "s3.bucket_lookup_type", default_value = "auto")]
     bucket_lookup_type: BucketLookup,
     /// In front of every key.
-    #[arg(long = "s3.prefix", env = "RINGCAS_S3_PREFIX")]
+    #[arg(long = "s3.prefix")]
     prefix: Option<String>,
     /// How credentials are got. Default: the keys below, else AWS_ACCESS_KEY_ID, else the shared file, else a role.
-    #[arg(long = "s3.auth_method", env = "RINGCAS_S3_AUTH_METHOD")]
+    #[arg(long = "s3.auth_method")]
     auth_method: Option<AuthMethod>,
     /// For access_key.
-    #[arg(long = "s3.access_key_id", env = "RINGCAS_S3_ACCESS_KEY_ID")]
+    #[arg(long = "s3.access_key_id")]
     access_key_id: Option<String>,
     /// For access_key. Better in the environment or the configuration file: other users can see flags.
-    #[arg(long = "s3.secret_access_key", env = "RINGCAS_S3_SECRET_ACCESS_KEY", hide_env_values = true)]
-    secret_access_key: Option<String>,
+    #[arg(long = "s3.secret_access_key", value_parser = secret)]
+    secret_access_key: Option<Secret>,
     /// For access_key with temporary keys.
-    #[arg(long = "s3.session_token", env = "RINGCAS_S3_SESSION_TOKEN", hide_env_values = true)]
-    session_token: Option<String>,
+    #[arg(long = "s3.session_token", value_parser = secret)]
+    session_token: Option<Secret>,
     /// How requests are signed.
-    #[arg(long = "s3.signature_type", env = "RINGCAS_S3_SIGNATURE_TYPE", default_value = "v4")]
+    #[arg(long = "s3.signature_type", default_value = "v4")]
     signature_type: SignatureType,
     /// For aws_credentials_file. Default: AWS_SHARED_CREDENTIALS_FILE, else ~/.aws/credentials.
-    #[arg(long = "s3.aws_shared_credentials_file", env = "RINGCAS_S3_AWS_SHARED_CREDENTIALS_FILE")]
+    #[arg(long = "s3.aws_shared_credentials_file")]
     aws_shared_credentials_file: Option<PathBuf>,
     /// For aws_credentials_file. Default: AWS_PROFILE, else default.
-    #[arg(long = "s3.aws_profile", env = "RINGCAS_S3_AWS_PROFILE")]
+    #[arg(long = "s3.aws_profile")]
     aws_profile: Option<String>,
     /// Speak HTTP, not HTTPS.
-    #[arg(long = "s3.disable_ssl", env = "RINGCAS_S3_DISABLE_SSL", num_args = 0..=1, require_equals = true,
-          default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(long = "s3.disable_ssl")]
     disable_ssl: bool,
     /// For iam_role: another address of the instance metadata service.
-    #[arg(long = "s3.iam_role_endpoint", env = "RINGCAS_S3_IAM_ROLE_ENDPOINT")]
+    #[arg(long = "s3.iam_role_endpoint")]
     iam_role_endpoint: Option<String>,
     /// The bucket's region. Default: AWS_REGION, else us-east-1, until the store names another one.
-    #[arg(long = "s3.region", env = "RINGCAS_S3_REGION")]
+    #[arg(long = "s3.region")]
     region: Option<String>,
     /// Larger objects are uploaded in parts: 5M to 5G.
-    #[arg(long = "s3.multipart_from", env = "RINGCAS_S3_MULTIPART_FROM", default_value = "5G", value_parser = bytes)]
+    #[arg(long = "s3.multipart_from", default_value = "5G", value_parser = bytes)]
     multipart_from: u64,
     /// Idle connections that are kept, over all cores.
-    #[arg(long = "s3.max_idle_conns", env = "RINGCAS_S3_MAX_IDLE_CONNS", default_value_t = 1024)]
+    #[arg(long = "s3.max_idle_conns", default_value_t = 1024)]
     max_idle_conns: usize,
     /// How old a connection may become, so that a change of addresses is seen; below zero for any age.
-    #[arg(
-        long = "s3.conn_recycle_interval",
-        env = "RINGCAS_S3_CONN_RECYCLE_INTERVAL",
-        default_value = "5m",
-        allow_hyphen_values = true
-    )]
+    #[arg(long = "s3.conn_recycle_interval", default_value = "5m", allow_hyphen_values = true)]
     conn_recycle_interval: String,
     /// The longest read of an object, its body included.
-    #[arg(long = "s3.read_timeout", env = "RINGCAS_S3_READ_TIMEOUT", default_value = "5m", value_parser = duration)]
+    #[arg(long = "s3.read_timeout", default_value = "5m", value_parser = duration)]
     read_timeout: Duration,
     /// The longest upload of an object, all its tries included.
-    #[arg(long = "s3.upload_timeout", env = "RINGCAS_S3_UPLOAD_TIMEOUT", default_value = "10m", value_parser = duration)]
+    #[arg(long = "s3.upload_timeout", default_value = "10m", value_parser = duration)]
     upload_timeout: Duration,
     /// How long FindMissingBlobs and the check of action results wait for the store.
-    #[arg(long = "s3.existence_timeout", env = "RINGCAS_S3_EXISTENCE_TIMEOUT", default_value = "2s",
+    #[arg(long = "s3.existence_timeout", default_value = "2s",
           value_parser = duration)]
     existence_timeout: Duration,
     /// Uploads to the store that wait or run; what does not fit is kept on disk for later. 0 for no uploads.
-    #[arg(
-        long = "max_queued_uploads",
-        env = "RINGCAS_MAX_QUEUED_UPLOADS",
-        default_value_t = 1_000_000,
-        allow_hyphen_values = true
-    )]
+    #[arg(long = "max_queued_uploads", default_value_t = 1_000_000, allow_hyphen_values = true)]
     max_queued_uploads: i64,
     /// Uploads to the store that run at a time. 0 for no uploads.
-    #[arg(long = "num_uploaders", env = "RINGCAS_NUM_UPLOADERS", default_value_t = 100, allow_hyphen_values = true)]
+    #[arg(long = "num_uploaders", default_value_t = 100, allow_hyphen_values = true)]
     num_uploaders: i64,
     /// The largest blob that is fetched from the store, in bytes.
-    #[arg(long = "max_proxy_blob_size", env = "RINGCAS_MAX_PROXY_BLOB_SIZE", default_value_t = i64::MAX as u64,
+    #[arg(long = "max_proxy_blob_size", default_value_t = i64::MAX as u64,
           value_parser = clap::value_parser!(u64).range(1..=i64::MAX as u64))]
     max_proxy_blob_size: u64,
 }
@@ -241,18 +231,18 @@ impl S3Flags {
         if self.signature_type == SignatureType::Anonymous {
             return Ok(CredentialSource::Anonymous);
         }
-        let keys = |id: Option<String>, secret: Option<String>, token: Option<String>| {
+        let keys = |id: Option<String>, secret: Option<Secret>, token: Option<Secret>| {
             let credentials = Credentials {
                 access_key_id: id.filter(|id| !id.is_empty())?.into(),
-                secret_access_key: Secret::new(secret.filter(|secret| !secret.is_empty())?),
-                session_token: token.filter(|token| !token.is_empty()).map(Secret::new),
+                secret_access_key: secret.filter(|secret| !secret.reveal().is_empty())?,
+                session_token: token.filter(|token| !token.reveal().is_empty()),
             };
             Some(CredentialSource::Static(credentials))
         };
         let given = || keys(self.access_key_id.clone(), self.secret_access_key.clone(), self.session_token.clone());
         let named = || {
-            let of = |name: &str| variable(name);
-            keys(of("AWS_ACCESS_KEY_ID"), of("AWS_SECRET_ACCESS_KEY"), of("AWS_SESSION_TOKEN"))
+            let secret = |name: &str| variable(name).map(Secret::new);
+            keys(variable("AWS_ACCESS_KEY_ID"), secret("AWS_SECRET_ACCESS_KEY"), secret("AWS_SESSION_TOKEN"))
         };
         match self.auth_method {
             Some(AuthMethod::AccessKey) => given().ok_or(S3Error::NoKey),

@@ -261,7 +261,11 @@ impl<S: Store> Call<'_, S> {
         W: AsyncFnOnce(Rc<Server<S>>, Responder, Body, HeaderMap) -> Result<(), Status> + 'static,
     {
         let Self { server, calls, requests: _, responder, timeout, drain, head, body, memory } = self;
-        responder.open_account(Account::open(server.counters.grpc.clone(), method, server.services.options.access_log));
+        responder.open_account(Account::open(
+            server.counters.grpc.clone(),
+            method,
+            server.services.options.access_log.get(),
+        ));
         let deadline: Option<Sleep> = timeout.map(time::sleep);
         calls.spawn(async move {
             let _busy = rt::busy();

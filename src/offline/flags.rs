@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 
+use crate::config::values::gib;
 use crate::config::{self, ConfigError, StorageMode};
 use crate::rt::cores::CorePlan;
 
@@ -24,10 +25,10 @@ pub enum Tool {
 #[command(rename_all = "snake_case")]
 pub struct Place {
     /// Cache directory. Default: as for the server.
-    #[arg(long, env = "RINGCAS_DIR")]
+    #[arg(long)]
     dir: Option<PathBuf>,
     /// Threads: a number, or a list of CPUs such as 0-15. Default: one for each CPU that the process may use.
-    #[arg(long, env = "RINGCAS_CORES")]
+    #[arg(long)]
     cores: Option<String>,
 }
 
@@ -63,10 +64,10 @@ pub struct Import {
     #[command(flatten)]
     pub place: Place,
     /// Size of the cache in GiB, as for the server. When not everything fits, what was used last is taken.
-    #[arg(long, env = "RINGCAS_MAX_SIZE", value_parser = config::gib)]
+    #[arg(long, value_parser = gib)]
     max_size: Option<u64>,
     /// How blobs stand on disk, as for the server.
-    #[arg(long, env = "RINGCAS_STORAGE_MODE", default_value = "zstd")]
+    #[arg(long, default_value = "zstd")]
     pub storage_mode: StorageMode,
     /// Print the report as JSON.
     #[arg(long)]

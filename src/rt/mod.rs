@@ -13,6 +13,7 @@ pub mod gate;
 pub mod host;
 pub mod join;
 pub mod lane;
+pub mod latest;
 mod loan;
 pub mod local;
 pub mod pulse;

@@ -1,4 +1,4 @@
-//! Shutdown as a value, and the signals that trigger it.
+//! Shutdown as a value, the signals that trigger it, and the one that asks for a reload.
 
 use std::future::Future;
 use std::io::{self, Read};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::local::Waiters;
 
@@ -106,4 +106,29 @@ pub fn trigger_on_signals(shutdown: &Shutdown) -> io::Result<()> {
         std::mem::forget(pipe);
     })?;
     Ok(())
+}
+
+/// Requests to read the configuration again (SIGHUP), from now on.
+pub struct Hangups(UnixStream);
+
+impl Hangups {
+    /// Takes the signal, which would else end the process. Call it once, before anything that may take long.
+    pub fn take() -> io::Result<Self> {
+        let (pipe, writer) = UnixStream::pair()?;
+        signal_hook::low_level::pipe::register(SIGHUP, writer)?;
+        Ok(Self(pipe))
+    }
+
+    /// Calls `reload` for each signal so far and from now on, one at a time, on a thread of its own: what it does may block.
+    /// Signals that come close together may be one.
+    pub fn answer(mut self, mut reload: impl FnMut() + Send + 'static) -> io::Result<()> {
+        std::thread::Builder::new().name("reload".into()).spawn(move || {
+            // Why so many: signals that came in meanwhile ask for the same.
+            let mut bytes = [0; 64];
+            while self.0.read(&mut bytes).is_ok_and(|len| len > 0) {
+                reload();
+            }
+        })?;
+        Ok(())
+    }
 }

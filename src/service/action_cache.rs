@@ -28,7 +28,8 @@ pub async fn get_action_result<S: Store>(
     check_digest_function(request.digest_function)?;
     let key = action_key(services, &request.instance_name, request.action_digest.as_ref())?;
     out.hold(limits::ACTION_READ_HELD_LEN).await?;
-    let entry = services.store.action_get_held(key, async |len| out.hold(len).await).await?;
+    let check = services.options.check_actions;
+    let entry = services.store.action_get_held(key, check, async |len| out.hold(len).await).await?;
     let Some(entry) = entry else { return Err(miss()) };
     let files = !request.inline_output_files.is_empty();
     let answer = match needs_rewrite(&entry.data, request.inline_stdout, request.inline_stderr, files) {

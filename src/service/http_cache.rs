@@ -105,7 +105,7 @@ pub async fn get<S: Store>(
         Space::Action => {
             answering.hold(limits::ACTION_READ_HELD_LEN).await?;
             let key = action_key(services, target);
-            let entry = services.store.action_get_held(key, async |len| answering.hold(len).await).await?;
+            let entry = services.store.action_get_held(key, true, async |len| answering.hold(len).await).await?;
             let data = entry.ok_or_else(not_found)?.data;
             if services.options.check_http_actions {
                 let is_json = wants.accept == JSON;

@@ -20,6 +20,7 @@ pub mod status;
 mod testing;
 pub mod tree;
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use bytes::{Buf, Bytes};
@@ -83,7 +84,7 @@ pub struct Services<S> {
 
 impl<S: Store> Services<S> {
     pub fn new(store: S, options: Rc<Options>, health: Health) -> Self {
-        let store = Complete::new(Empty(store), options.check_actions);
+        let store = Complete::new(Empty(store));
         Self { store: Measured::new(store), options, health }
     }
 }
@@ -93,14 +94,14 @@ impl<S: Store> Services<S> {
 pub struct Options {
     /// AC keys depend on the instance name (`--enable_ac_key_instance_mangling`).
     pub mangle_action_keys: bool,
-    /// An AC hit needs all of its blobs (off: `--disable_grpc_ac_deps_check`).
+    /// An AC hit over gRPC needs all of its blobs (off: `--disable_grpc_ac_deps_check`).
     pub check_actions: bool,
     /// `/ac/` over HTTP takes and gives ActionResults only (off: `--disable_http_ac_validation`).
     pub check_http_actions: bool,
     /// The largest blob that is accepted, in raw bytes: advertised as `max_cas_blob_size_bytes`.
     pub max_blob_size: u64,
     /// One log line for each request (`--access_log_level all`).
-    pub access_log: bool,
+    pub access_log: Cell<bool>,
     /// What a write is told that was not let in (`--write_shed_status`).
     pub shed_status: ShedStatus,
     /// Where such writes are named.
@@ -114,7 +115,7 @@ impl Default for Options {
             check_actions: true,
             check_http_actions: true,
             max_blob_size: i64::MAX as u64,
-            access_log: false,
+            access_log: Cell::new(false),
             shed_status: ShedStatus::Auto,
             shed_log: ShedLog::default(),
         }

@@ -19,26 +19,25 @@ use crate::rt::local::Permits;
 #[derive(Clone)]
 pub struct Complete<S> {
     inner: S,
-    check: bool,
     /// Walks that may run at a time on this core: each remembers up to `DIRECTORIES_MAX` names.
     walks: Permits,
 }
 
 impl<S: Store> Complete<S> {
-    /// With `check` off every action passes.
-    pub fn new(inner: S, check: bool) -> Self {
-        Self { inner, check, walks: Permits::new(limits::CHECK_WALKS_MAX) }
+    pub fn new(inner: S) -> Self {
+        Self { inner, walks: Permits::new(limits::CHECK_WALKS_MAX) }
     }
 
-    /// As `action_get`. `hold` is asked for memory before anything long is kept or checked: it may wait, and end the call.
+    /// As `action_get`; without `check` every action passes. `hold` is asked for memory before anything long is kept or checked: it may wait, and end the call.
     pub async fn action_get_held<E: From<StoreError>>(
         &self,
         key: ActionKey,
+        check: bool,
         hold: impl AsyncFnOnce(usize) -> Result<(), E>,
     ) -> Result<Option<ActionEntry>, E> {
         let Some(mut entry) = self.inner.action_get(key).await? else { return Ok(None) };
         let is_long = |entry: &ActionEntry| entry.data.len() > limits::ACTION_RESULT_HELD_LEN_MAX;
-        let references = if self.check && !is_long(&entry) { References::of(&entry.data).ok() } else { None };
+        let references = if check && !is_long(&entry) { References::of(&entry.data).ok() } else { None };
         let is_costly = |references: &References| !references.trees.is_empty() || !references.roots.is_empty();
         if is_long(&entry) {
             // Why read again: nothing that long is kept while it waits for memory.
@@ -51,7 +50,7 @@ impl<S: Store> Complete<S> {
         } else if references.as_ref().is_some_and(is_costly) {
             hold(limits::ACTION_HELD_LEN).await?;
         }
-        if !self.check {
+        if !check {
             return Ok(Some(entry));
         }
         let references = references.or_else(|| References::of(&entry.data).ok());
@@ -168,7 +167,7 @@ impl<S: Store> Store for Complete<S> {
     }
 
     async fn action_get(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
-        self.action_get_held(key, async |_| Ok(())).await
+        self.action_get_held(key, true, async |_| Ok(())).await
     }
 
     async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError> {

@@ -59,9 +59,10 @@ impl<S: Store> Measured<Complete<S>> {
     pub async fn action_get_held<E: From<StoreError>>(
         &self,
         key: ActionKey,
+        check: bool,
         hold: impl AsyncFnOnce(usize) -> Result<(), E>,
     ) -> Result<Option<ActionEntry>, E> {
-        let found = self.inner.action_get_held(key, hold).await?;
+        let found = self.inner.action_get_held(key, check, hold).await?;
         self.counts.get_action.note(found.is_some());
         Ok(found)
     }
@@ -137,7 +138,7 @@ mod tests {
     #[test]
     fn hits_and_misses_are_told_apart() {
         block_on(async {
-            let store = Measured::new(Complete::new(FakeStore::default(), true));
+            let store = Measured::new(Complete::new(FakeStore::default()));
             let (here, gone) = (digest_of(b"here"), digest_of(b"gone"));
             let data = vec![Bytes::from_static(b"here")];
             store.put(Put { digest: here, encoding: Encoding::Identity, data, admitted: false }).await.expect("stored");
@@ -146,7 +147,7 @@ mod tests {
             assert!(store.get(Get::whole(gone, Accept::Identity)).await.expect("an answer").is_none());
             let key = ActionKey { hash: here.hash, size: None };
             assert!(store.action_get(key).await.expect("an answer").is_none());
-            let held = store.action_get_held(key, async |_| Ok::<(), StoreError>(())).await;
+            let held = store.action_get_held(key, true, async |_| Ok::<(), StoreError>(())).await;
             assert!(held.expect("an answer").is_none());
             let mut all = Snapshot::default();
             store.report(&mut all);

@@ -43,7 +43,7 @@ pub async fn answer<S: Store>(
     };
     // Why not these: whoever polls every few seconds would fill the log.
     let is_polled = matches!(handler, Handler::Metrics | Handler::Status);
-    let logged = (server.services.options.access_log && !is_polled).then(|| path.to_owned());
+    let logged = (server.services.options.access_log.get() && !is_polled).then(|| path.to_owned());
     let exchange = Exchange::new(server.counters.http.clone(), handler, head.method.clone(), logged, in_request);
     let is_read = head.method == Method::GET || head.method == Method::HEAD;
     Ok(match (handler, &target) {

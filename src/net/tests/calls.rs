@@ -215,7 +215,7 @@ fn logs_one_line_for_each_call() {
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).finish();
     let _guard = tracing::subscriber::set_default(subscriber);
-    let options = Options { access_log: true, ..Default::default() };
+    let options = Options { access_log: true.into(), ..Default::default() };
     with_options(settings(), options, async |harness| {
         let mut client = harness.connect().await;
         let name = read_name(harness.store.fake.add(&b"blob"[..]));

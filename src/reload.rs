@@ -1,0 +1,186 @@
+//! Changes of the configuration while the server runs: SIGHUP reads it again, and hands it to the parts that can change.
+
+use std::time::Duration;
+
+use crate::config::effective::Effective;
+use crate::config::inputs::{Inputs, Outcome};
+use crate::config::{Config, ConfigError, Flags};
+use crate::rt::latest::Latest;
+
+/// Something that can change while the server runs.
+pub trait Part: Send {
+    /// Flags whose new values this takes over.
+    fn flags(&self) -> &[&str];
+
+    /// Takes over what `config` says, and what files that it names hold now. Returns what changed besides the flags' values,
+    /// for the log. On an error everything has to be as before. Runs on a thread that may block.
+    fn reload(&mut self, config: &Config) -> Result<Option<String>, String>;
+}
+
+/// Settings that every core looks at, and that can change while it runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Live {
+    /// One log line for each request.
+    pub access_log: bool,
+    pub shutdown_timeout: Duration,
+}
+
+impl Live {
+    /// The flags that these follow from.
+    const FLAGS: [&str; 2] = ["access_log_level", "shutdown_timeout"];
+
+    pub fn of(config: &Config) -> Self {
+        Self { access_log: config.access_log, shutdown_timeout: config.shutdown_timeout }
+    }
+}
+
+impl Part for Latest<Live> {
+    fn flags(&self) -> &[&str] {
+        &Live::FLAGS
+    }
+
+    fn reload(&mut self, config: &Config) -> Result<Option<String>, String> {
+        let live = Live::of(config);
+        if *self.get() != live {
+            self.set(live);
+        }
+        Ok(None)
+    }
+}
+
+/// Reads the configuration again when asked, and tells the parts.
+pub struct Reloader {
+    inputs: Inputs,
+    /// What runs.
+    effective: Effective,
+    parts: Vec<Box<dyn Part>>,
+}
+
+impl Reloader {
+    /// For a server that was started with these.
+    pub fn new(inputs: Inputs, effective: Effective) -> Self {
+        Self { inputs, effective, parts: Vec::new() }
+    }
+
+    /// One more that is told.
+    pub fn add(&mut self, part: impl Part + 'static) {
+        self.parts.push(Box::new(part));
+    }
+
+    /// Reads everything again. On an error nothing changes.
+    pub fn reload(&mut self) {
+        let read: Result<Outcome<Flags>, ConfigError> = self.inputs.read();
+        let resolved = read.and_then(|outcome| Ok((outcome.flags.resolve()?, outcome.effective, outcome.notices)));
+        match resolved {
+            Ok((config, effective, notices)) => {
+                notices.iter().for_each(|line| tracing::warn!("{line}"));
+                self.apply(&config, effective);
+            }
+            Err(error) => tracing::error!("reload: nothing changes: {error}"),
+        }
+    }
+
+    fn apply(&mut self, config: &Config, effective: Effective) {
+        let (mut applied, mut failed, mut lines) = (Vec::new(), Vec::new(), 0);
+        for part in &mut self.parts {
+            match part.reload(config) {
+                Ok(changed) => {
+                    applied.extend(part.flags().iter().map(|flag| flag.to_string()));
+                    changed.iter().for_each(|line| tracing::info!("reload: {line}"));
+                    lines += changed.iter().len();
+                }
+                Err(error) => {
+                    failed.extend(part.flags().iter().map(|flag| flag.to_string()));
+                    tracing::error!("reload: {error}; what was in use before stays");
+                    lines += 1;
+                }
+            }
+        }
+        for (before, after) in self.effective.changes(&effective) {
+            let (flag, old, new) = (&after.flag, before.shown(), after.shown());
+            lines += 1;
+            if applied.contains(flag) {
+                tracing::info!("reload: {flag} was {old}, is now {new}");
+                self.effective.set(after);
+            } else if !failed.contains(flag) {
+                tracing::warn!("reload: {flag} stays {old}: for {new} the server has to be started again");
+            }
+        }
+        if lines == 0 {
+            tracing::info!("reload: nothing has changed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    fn read(inputs: &Inputs) -> (Config, Effective) {
+        let outcome: Outcome<Flags> = inputs.read().expect("valid");
+        (outcome.flags.resolve().expect("it fits this machine"), outcome.effective)
+    }
+
+    /// Goal: what cores are told follows from exactly the flags that count as taken over. Method: another value for each.
+    #[test]
+    fn each_flag_counts() {
+        let base = Live::of(&read(&Inputs::new(&["--dir=/d"], &[])).0);
+        let others = [("access_log_level", "none"), ("shutdown_timeout", "7s")];
+        assert_eq!(others.map(|(flag, _)| flag), Live::FLAGS);
+        for (flag, value) in others {
+            let live = Live::of(&read(&Inputs::new(&["--dir=/d", &format!("--{flag}={value}")], &[])).0);
+            assert_ne!(live, base, "{flag}");
+        }
+    }
+
+    /// A part that takes nothing over.
+    struct Stubborn(Arc<Mutex<u32>>);
+
+    impl Part for Stubborn {
+        fn flags(&self) -> &[&str] {
+            &["ack"]
+        }
+
+        fn reload(&mut self, _: &Config) -> Result<Option<String>, String> {
+            *self.0.lock().expect("no panic") += 1;
+            Err("no".into())
+        }
+    }
+
+    /// Goal: a reload takes over what can change, remembers what runs, and changes nothing on an error.
+    /// Method: a file that is written anew between reloads: a change of each kind, a broken one, back again.
+    #[test]
+    fn takes_over_what_can_change() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let write = |text: &str| std::fs::write(file.path(), text).expect("written");
+        write("dir: /d\nshutdown_timeout: 5s\nstorage_mode: zstd\n");
+        let inputs = Inputs::new(&["--config_file", file.path().to_str().expect("UTF-8")], &[]);
+        let (config, effective) = read(&inputs);
+        let (live, told) = (Latest::new(Live::of(&config)), Arc::default());
+        let mut reloader = Reloader::new(inputs, effective);
+        reloader.add(live.clone());
+        reloader.add(Stubborn(Arc::clone(&told)));
+        let value = |reloader: &Reloader, flag: &str| {
+            reloader.effective.given().find(|entry| entry.flag == flag).and_then(|entry| entry.value.clone())
+        };
+        let some = |text: &str| Some(text.to_owned());
+
+        write("dir: /d\nshutdown_timeout: 6s\nstorage_mode: uncompressed\nack: durable\naccess_log_level: none\n");
+        reloader.reload();
+        assert_eq!(*live.get(), Live { access_log: false, shutdown_timeout: Duration::from_secs(6) });
+        assert_eq!(value(&reloader, "shutdown_timeout"), some("6s"));
+        assert_eq!(value(&reloader, "storage_mode"), some("zstd"), "it needs a restart");
+        assert_eq!(value(&reloader, "ack"), None, "its part refused");
+
+        write("dir: /d\nshutdown_timeout: soon\naccess_log_level: all\n");
+        reloader.reload();
+        assert_eq!(*live.get(), Live { access_log: false, shutdown_timeout: Duration::from_secs(6) });
+        assert_eq!(*told.lock().expect("no panic"), 1, "no part is told of a broken file");
+
+        write("dir: /d\n");
+        reloader.reload();
+        assert_eq!(*live.get(), Live { access_log: true, shutdown_timeout: Duration::from_secs(30) });
+    }
+}
