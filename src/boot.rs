@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
+use crate::access::{AccessFiles, FileError, Passwords};
 use crate::backend;
 use crate::backend::settings::Settings;
 use crate::backend::tls::{NoTrust, Trust};
@@ -14,9 +15,11 @@ use crate::budget::Budget;
 use crate::config::effective::Effective;
 use crate::config::inputs::{Inputs, Outcome};
 use crate::config::{self, Config, ConfigError, Flags};
+use crate::kept::{Kept, Watched};
 use crate::limits;
 use crate::metrics::export::{self, Facts};
 use crate::net::accept::{self, ConnectionsMax};
+use crate::net::tls::TlsError;
 use crate::offline::{self, flags::Tool};
 use crate::percore::{self, Barrier, FirstCore, Kit};
 use crate::pure::memory_plan::{MemoryPlan, TooSmall, Use};
@@ -60,6 +63,12 @@ enum Failure {
     Bind { setting: &'static str, address: SocketAddr, source: std::io::Error },
     #[error(transparent)]
     Trust(#[from] NoTrust),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error(transparent)]
+    Access(#[from] FileError),
+    #[error("cannot start the threads that compare passwords: {0}. Raise the limit of threads (TasksMax)")]
+    Passwords(std::io::Error),
     #[error(transparent)]
     Start(#[from] StartError),
     #[error("cannot watch for signals: {0}")]
@@ -116,13 +125,24 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective) -> Result<(), Failu
         max_size_bytes: config.max_size,
         ack: config.ack.into(),
     })?;
-    let grpc = bind("--grpc_address", config.grpc_address)?;
-    let http = config.http_address.map(|address| bind("--http_address", address)).transpose()?;
     let count = config.cores.len();
+    let tls = config.tls.clone().map(Kept::new).transpose()?;
+    let access = match config.access.is_guarded() {
+        true => {
+            let (kept, rules) = Kept::new(config.access.clone())?;
+            Some((kept, rules, Passwords::start(count).map_err(Failure::Passwords)?))
+        }
+        false => None,
+    };
+    let grpc = bind("--grpc_address", config.grpc_address)?;
+    // The same address for both is one port for both.
+    let is_shared = config.http_address == Some(config.grpc_address) && config.grpc_address.port() != 0;
+    let http = config.http_address.filter(|_| !is_shared);
+    let http = http.map(|address| bind("--http_address", address)).transpose()?;
     let flights = config.backends.as_ref().map_or(0, |_| config.memory_limit / limits::FLIGHT_MEMORY_PART);
     let plan = MemoryPlan::new(config.memory_limit, config.ram_cache, flights, count, volume.shards())?;
     let write_slots = config.write_slots.unwrap_or_else(|| writes_fit(&plan));
-    announce(&config, &plan, write_slots, &volume, &grpc, http.as_ref());
+    announce(&config, &plan, write_slots, &volume, &grpc, if is_shared { Some(&grpc) } else { http.as_ref() });
     let (pool, ports) = pool::wire(&volume, count);
     let routers = router::wire(count);
     let grpc_max = limits::CONNECTIONS_MAX.min((plan.apart_max() / limits::CONNECTION_HELD_LEN) as usize);
@@ -144,7 +164,16 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective) -> Result<(), Failu
     let live = Latest::new(Live::of(&config));
     let mut reloader = Reloader::new(inputs, effective);
     reloader.add(live.clone());
-    let mut first = Some(FirstCore { pool, grpc, http, targets });
+    let mut files: Vec<Box<dyn Watched>> = Vec::new();
+    if let Some((kept, _)) = &tls {
+        files.push(Box::new(kept.clone()));
+        reloader.add(kept.clone());
+    }
+    if let Some((kept, ..)) = &access {
+        files.push(Box::new(kept.clone()));
+        reloader.add(kept.clone());
+    }
+    let mut first = Some(FirstCore { pool, grpc, http, is_shared, targets, files });
     let mut parts = ports.into_iter().zip(routers).zip(inboxes).zip(export::wire(count, &facts));
     let running = cores::launch(&config.cores, &shutdown, |core| {
         let (((port, router), inbox), metrics) = parts.next().expect("one part for each core");
@@ -163,6 +192,8 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective) -> Result<(), Failu
             shutdown: shutdown.clone(),
             shed_log: shed_log.clone(),
             budget: budget.clone(),
+            tls: tls.as_ref().map(|(_, acceptors)| acceptors.clone()),
+            access: access.as_ref().map(|(_, rules, passwords)| (rules.clone(), passwords.clone())),
             write_slots,
             quiet: quiet.clone(),
             closed: closed.clone(),
@@ -245,6 +276,34 @@ fn announce_memory(config: &Config, plan: &MemoryPlan, write_slots: u32) {
     }
 }
 
+/// Who is let in, and how.
+fn announce_access(config: &Config, addresses: impl Iterator<Item = SocketAddr>) {
+    let AccessFiles { htpasswd, tokens, certificates, open_reads, .. } = config.access.clone();
+    match &config.tls {
+        None if config.access.is_guarded() => {
+            tracing::warn!(
+                "credentials travel in clear text: give --tls_cert_file and --tls_key_file, or let a proxy do TLS"
+            )
+        }
+        None => {}
+        Some(tls) => tracing::info!(
+            "TLS {} with {}",
+            if tls.only_tls13 { "1.3" } else { "1.2 and 1.3" },
+            tls.certificates.display()
+        ),
+    }
+    if config.access.is_guarded() {
+        let taken = [(htpasswd.is_some(), "passwords"), (tokens.is_some(), "tokens"), (certificates, "certificates")];
+        let taken: Vec<&str> = taken.iter().filter(|(is_taken, _)| *is_taken).map(|(_, name)| *name).collect();
+        let reads = if open_reads { ", and nothing for reads" } else { "" };
+        tracing::info!("access control: takes {}{reads}", taken.join(", "));
+        return;
+    }
+    for address in addresses.filter(|address| address.ip().is_unspecified()) {
+        tracing::warn!("anyone who reaches {address} can read and write this cache: see --htpasswd_file");
+    }
+}
+
 /// The start-up lines: what runs where, with which limits.
 fn announce(
     config: &Config,
@@ -266,12 +325,7 @@ fn announce(
         config.ack,
     );
     announce_memory(config, plan, write_slots);
-    if address.ip().is_unspecified() {
-        tracing::warn!("anyone who reaches {address} can read and write this cache: there is no access control yet");
-    }
-    if let Some(http) = http.filter(|http| http.ip().is_unspecified()) {
-        tracing::warn!("anyone who reaches {http} can do the same over HTTP: there is no access control yet");
-    }
+    announce_access(config, [Some(address), http].into_iter().flatten());
     for backend in config.backends.iter().flat_map(|settings| settings.backends.iter()) {
         let scheme = if backend.target.tls { "https" } else { "http" };
         let (name, authority) = (&backend.name, backend.target.authority());

@@ -3,6 +3,7 @@
 //! (`effective`), and settings of bazel-remote that have no meaning here stand in `foreign`. Names and meanings are
 //! bazel-remote's where it has one. What comes out is checked and complete; errors name the setting and the remedy.
 
+mod access;
 pub mod effective;
 mod file;
 mod foreign;
@@ -18,8 +19,10 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 
+use crate::access::AccessFiles;
 use crate::backend::settings::Settings;
 use crate::limits;
+use crate::net::tls::TlsFiles;
 use crate::rt::cores::{CorePlan, PlanError};
 use crate::service::shed::ShedStatus;
 use crate::shard::{codec, disk};
@@ -98,6 +101,8 @@ pub struct Flags {
     /// A file in YAML that names flags and their values. What is given by flag or environment goes before it.
     #[arg(long)]
     config_file: Option<PathBuf>,
+    #[command(flatten)]
+    access: access::AccessFlags,
     #[command(flatten)]
     s3: s3::S3Flags,
 }
@@ -227,6 +232,9 @@ pub struct Config {
     pub check_actions: bool,
     /// `None` where there is no backend.
     pub backends: Option<Settings>,
+    /// `None` where connections are not encrypted.
+    pub tls: Option<TlsFiles>,
+    pub access: AccessFiles,
 }
 
 impl Config {
@@ -272,6 +280,8 @@ pub enum ConfigError {
     File(#[from] file::FileError),
     #[error(transparent)]
     S3(#[from] s3::S3Error),
+    #[error(transparent)]
+    Access(#[from] access::AccessError),
 }
 
 impl Flags {
@@ -295,7 +305,10 @@ impl Flags {
         let cores = cores_or_every(self.cores.as_deref())?;
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let backends = self.s3.resolve(self.storage_mode, cores.len(), memory_limit, variable)?;
+        let (tls, access) = self.access.resolve()?;
         Ok(Config {
+            tls,
+            access,
             write_slots: write_slots_wanted,
             write_queue_wait: self.write_queue_wait,
             write_shed_status: self.write_shed_status,

@@ -2,10 +2,12 @@
 //!
 //! Read `ARCHITECTURE.md` beside this file first. The modules stand in the order in which the bytes travel.
 
+pub mod access;
 pub mod backend;
 pub mod boot;
 pub mod budget;
 pub mod config;
+pub mod kept;
 pub mod limits;
 pub mod metrics;
 pub mod net;

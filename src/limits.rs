@@ -86,6 +86,25 @@ pub const HTTP2_DATA_FRAME_BUDGET: usize = 8 * 256 * HTTP2_STREAMS_MAX as usize;
 pub const HTTP2_SEND_BUFFER_LEN: usize = 256 << 10;
 /// How long a new connection may take to send the HTTP/2 preface.
 pub const HTTP2_PREFACE_MS: u64 = 10_000;
+/// How long a TLS handshake may take, from the first byte to the last.
+pub const TLS_HANDSHAKE_MS: u64 = 10_000;
+/// Handshakes that one core has under way at a time; more connections are closed at once.
+pub const TLS_HANDSHAKES_MAX: u64 = 1024;
+/// Memory that TLS is counted with for a connection, in bytes, besides the connection itself: its keys, and a record each way.
+pub const TLS_HELD_LEN: u64 = 40 << 10;
+/// Encrypted bytes that a connection holds unsent before its writer has to wait.
+pub const TLS_SEND_BUFFER_LEN: usize = 64 << 10;
+/// How often the files of certificates and credentials are looked at for changes.
+pub const RELOAD_PERIOD: Duration = Duration::from_secs(3);
+/// How long it is remembered that a password was right, or wrong, and of how many by one core, and by the process: at about
+/// 100 bytes each.
+pub const PASSWORD_KEEP_MS: u64 = 15 * 60 * 1000;
+pub const PASSWORDS_KNOWN_MAX: usize = 8192;
+/// Threads that compare passwords, at most; one for each four cores.
+pub const PASSWORD_THREADS_MAX: usize = 8;
+/// Passwords that wait for these threads, and for how long; more are refused.
+pub const PASSWORDS_WAITING_MAX: usize = 512;
+pub const PASSWORD_WAIT: Duration = Duration::from_secs(20);
 /// How long a connection that has no calls may take to answer the PING of a drain's GOAWAY.
 pub const HTTP2_FAREWELL_MS: u64 = 1000;
 /// Streams whose early answer cut off a request body, remembered at a time so that what is in flight for them is

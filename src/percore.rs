@@ -5,20 +5,24 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::access::{Access, Passwords, Rules};
 use crate::backend::mesh::MeshPort;
 use crate::backend::tls::Trust;
 use crate::backend::{Backends, Owner};
 use crate::budget::Budget;
 use crate::config::Config;
+use crate::kept::{self, Reloads, Watched};
 use crate::limits;
 use crate::metrics::export::{Port, Reporter};
 use crate::metrics::{Metric, Snapshot};
 use crate::net::accept::{self, Inbox, Kind, Load, Targets};
+use crate::net::tls::Acceptors;
 use crate::net::{Server, Settings};
 use crate::pure::shard_map::ShardMap;
 use crate::reload::Live;
 use crate::rt;
 use crate::rt::latest::Latest;
+use crate::rt::published::Published;
 use crate::rt::signal::Shutdown;
 use crate::rt::tcp::Listener;
 use crate::service::health::Health;
@@ -52,6 +56,10 @@ pub struct Kit {
     /// Where writes that are refused are named: one log for all cores.
     pub shed_log: ShedLog,
     pub budget: Budget,
+    /// What handshakes are made with; `None` without TLS.
+    pub tls: Option<Published<Acceptors>>,
+    /// Who may do what; `None` for everybody everything.
+    pub access: Option<(Published<Rules>, Passwords)>,
     /// CAS writes in flight on all cores.
     pub write_slots: u32,
     /// Passed when no core serves clients any more: from then on no peer asks this core's worker for anything.
@@ -63,9 +71,13 @@ pub struct Kit {
 /// What core 0 runs for all.
 pub struct FirstCore {
     pub pool: PoolMain,
+    /// Serves HTTP too where `is_shared`.
     pub grpc: std::net::TcpListener,
     pub http: Option<std::net::TcpListener>,
+    pub is_shared: bool,
     pub targets: Targets,
+    /// Files that are read again when they change.
+    pub files: Vec<Box<dyn Watched>>,
 }
 
 /// A point that every core passes only when all have come to it. Clones are the same barrier.
@@ -106,6 +118,8 @@ pub async fn run(kit: Kit) {
         shutdown,
         shed_log,
         budget,
+        tls,
+        access,
         write_slots,
         quiet,
         closed,
@@ -114,9 +128,12 @@ pub async fn run(kit: Kit) {
     let shards = volume.shards();
     let load = first.as_ref().map(|first| first.targets.load());
     let mut accepting = None;
-    if let Some(FirstCore { pool, grpc, http, targets }) = first {
+    let mut reloads = Reloads::default();
+    if let Some(FirstCore { pool, grpc, http, is_shared, targets, files }) = first {
         rt::spawn(pool.run());
-        accepting = Some((grpc, http, targets));
+        reloads = Reloads::of(&files);
+        rt::spawn(kept::watch(files));
+        accepting = Some((grpc, if is_shared { Kind::Both } else { Kind::Grpc }, http, targets));
     }
     let disk = match Disk::open(volume, core, cores, port).await {
         Ok(disk) => disk,
@@ -175,21 +192,28 @@ pub async fn run(kit: Kit) {
         }
     });
     let (exporter, reporter) = metrics.split();
-    let server = Server::new(services, Settings { stream_window: config.stream_window, purse }, exporter);
+    let settings = Settings {
+        stream_window: config.stream_window,
+        purse,
+        tls: tls.map(|tls| Rc::new(tls.reader())),
+        access: Rc::new(access.map(|(rules, passwords)| Access::by(&rules, &passwords)).unwrap_or_default()),
+    };
+    let server = Server::new(services, settings, exporter);
     let counting = Rc::new(Counting {
         core,
         load: load.clone(),
+        reloads,
         router,
         disk: disk.clone(),
         server: server.clone(),
         backends: backends.clone(),
     });
     rt::spawn(report(reporter, Rc::downgrade(&counting)));
-    if let Some((grpc, http, targets)) = accepting {
+    if let Some((grpc, kind, http, targets)) = accepting {
         if let Some(http) = http {
             rt::spawn(accept::run(Listener::adopt(http), Kind::Http, targets.clone()));
         }
-        rt::spawn(accept::run(Listener::adopt(grpc), Kind::Grpc, targets));
+        rt::spawn(accept::run(Listener::adopt(grpc), kind, targets));
     }
     let serving = server.clone();
     rt::spawn(async move { accept::serve_core(inbox, serving).await });
@@ -225,6 +249,7 @@ struct Counting {
     core: usize,
     /// Core 0 only, for all.
     load: Option<Arc<Load>>,
+    reloads: Reloads,
     router: Router<Disk>,
     disk: Disk,
     server: Rc<Server<Router<Disk>>>,
@@ -235,8 +260,9 @@ struct Counting {
 async fn report(reporter: Reporter, counting: Weak<Counting>) {
     let source = |into: &mut Snapshot| {
         let Some(counting) = counting.upgrade() else { return false };
-        let Counting { core, load, router, disk, server, backends } = &*counting;
+        let Counting { core, load, reloads, router, disk, server, backends } = &*counting;
         load.iter().for_each(|load| load.report(into));
+        reloads.report(into);
         server.report(*core, into);
         router.report(into);
         disk.report(into);

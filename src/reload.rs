@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use crate::access::AccessFiles;
 use crate::config::effective::Effective;
 use crate::config::inputs::{Inputs, Outcome};
 use crate::config::{Config, ConfigError, Flags};
+use crate::kept::Kept;
+use crate::net::tls::TlsFiles;
 use crate::rt::latest::Latest;
 
 /// Something that can change while the server runs.
@@ -45,6 +48,37 @@ impl Part for Latest<Live> {
             self.set(live);
         }
         Ok(None)
+    }
+}
+
+impl Part for Kept<TlsFiles> {
+    fn flags(&self) -> &[&str] {
+        &["tls_cert_file", "tls_key_file", "tls_ca_file", "min_tls_version"]
+    }
+
+    fn reload(&mut self, config: &Config) -> Result<Option<String>, String> {
+        let Some(files) = config.tls.clone() else {
+            return Err("TLS cannot be turned off while the server runs".into());
+        };
+        // Why: what the rest of access control does depends on it.
+        if files.authorities.is_some() != self.with(|now| now.authorities.is_some()) {
+            return Err("--tls_ca_file cannot be given or taken away while the server runs, only changed".into());
+        }
+        self.change(files).map(|()| Some("certificates were read again".into())).map_err(|error| error.to_string())
+    }
+}
+
+impl Part for Kept<AccessFiles> {
+    fn flags(&self) -> &[&str] {
+        &["htpasswd_file", "token_file", "roles_file", "allow_unauthenticated_reads"]
+    }
+
+    fn reload(&mut self, config: &Config) -> Result<Option<String>, String> {
+        let files = config.access.clone();
+        if !files.is_guarded() {
+            return Err("access control cannot be turned off while the server runs".into());
+        }
+        self.change(files).map(|()| Some("credentials were read again".into())).map_err(|error| error.to_string())
     }
 }
 

@@ -26,7 +26,6 @@ const GOOGLE: Fate =
 const PROXY: Fate = Ignored("another cache is no backend here; give an S3 store: --s3.bucket");
 const PROFILE: Fate = Ignored("there is no such server; perf(1) profiles this program");
 const LDAP: Fate = Refused("LDAP is not asked here, so that the cache would be open. Take it out to start without");
-const TLS: Fate = Refused("TLS is not served, so that the cache would be open. Take it out to start without");
 const PREFIXES: Fate =
     Refused("storage prefixes and their secret are not checked, so that the cache would be open. Take it out");
 
@@ -34,7 +33,6 @@ const PREFIXES: Fate =
 ///
 /// Source: bazel-remote `utils/flags`, `config`.
 const ROWS: &[(&str, Fate)] = &[
-    ("allow_unauthenticated_reads", Refused("passwords are not asked for, so that the cache would be open")),
     ("azblob.auth_method", AZURE),
     ("azblob.cert_path", AZURE),
     ("azblob.client_id", AZURE),
@@ -59,7 +57,6 @@ const ROWS: &[(&str, Fate)] = &[
     ("grpc_proxy.key_file", PROXY),
     ("grpc_proxy.url", PROXY),
     ("host", PartOf("http_address")),
-    ("htpasswd_file", Refused("passwords are not asked for, so that the cache would be open")),
     ("http_metrics_prefix", Ignored("the names of http_* metrics stay as they are")),
     ("http_proxy.ca_file", PROXY),
     ("http_proxy.cert_file", PROXY),
@@ -80,7 +77,6 @@ const ROWS: &[(&str, Fate)] = &[
     ("log_timezone", Ignored("times in the log are in UTC")),
     ("lru_artifacts", Ignored("what is used together is not written down")),
     ("max_size_hard_limit", Ignored("--max_size is hard: the cache never takes more")),
-    ("min_tls_version", TLS),
     ("port", PartOf("http_address")),
     ("profile_address", PROFILE),
     ("profile_host", PROFILE),
@@ -90,9 +86,6 @@ const ROWS: &[(&str, Fate)] = &[
         "s3.update_timestamps",
         Ignored("objects in the store keep their times; let its lifecycle rules outlast the cache"),
     ),
-    ("tls_ca_file", TLS),
-    ("tls_cert_file", TLS),
-    ("tls_key_file", TLS),
     ("trust_storage_prefix_header", PREFIXES),
     ("zstd_implementation", Ignored("zstd is always libzstd")),
 ];

@@ -263,6 +263,19 @@ table! {
          closed: look at s3_upload_outcomes_total."
     S3OwedRejected: Ours Counter Count "s3_owed_rejected_total" ["backend"]
         "Uploads that are lost, as too many are owed already. The blobs stay in this cache only."
+    AccessDenied: Ours Counter Count "access_denied_total" ["reason"]
+        "Requests that were refused for want of a credential that may (no_credential, role), because one was wrong \
+         (malformed, wrong_password, wrong_token), or because too many passwords waited to be compared (busy). Many wrong \
+         ones: somebody guesses, or a client was not told of a change."
+    PasswordsCompared: Ours Counter Count "passwords_compared_total" []
+        "Passwords that were not known from shortly before and went to the threads that hash. Each user a few times an \
+         hour is normal; thousands: somebody guesses."
+    TlsHandshakes: Ours Counter Count "tls_handshakes_total" ["result"]
+        "TLS handshakes that ended: done, failed (a client without TLS, or that does not trust the certificate, or whose \
+         own is not trusted), late, refused (too many at a time)."
+    Reloads: Ours Counter Count "reloads_total" ["result", "what"]
+        "Changed files that were read again: certificates, and what says who may do what. Failed: the log says why; what \
+         was read before stays until they are mended."
     ProcessCpu: Fixed Counter Seconds "process_cpu_seconds_total" []
         "CPU time of the process."
     ProcessOpenFds: Fixed Gauge Count "process_open_fds" []

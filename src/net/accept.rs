@@ -21,15 +21,18 @@ pub enum Kind {
     Grpc,
     /// HTTP/1.1.
     Http,
+    /// Either, as the client begins.
+    Both,
 }
 
 impl Kind {
-    const ALL: [Self; 2] = [Self::Grpc, Self::Http];
+    const ALL: [Self; 3] = [Self::Grpc, Self::Http, Self::Both];
 
     fn label(self) -> &'static str {
         match self {
             Self::Grpc => "grpc",
             Self::Http => "http",
+            Self::Both => "both",
         }
     }
 }
@@ -37,6 +40,7 @@ impl Kind {
 /// Connections of each kind that may be open at a time.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectionsMax {
+    /// Also of those on a port for both.
     pub grpc: usize,
     pub http: usize,
 }
@@ -140,7 +144,7 @@ pub struct Inbox(Receiver<Handed>);
 pub fn inboxes(cores: usize, max: ConnectionsMax) -> (Targets, Vec<Inbox>) {
     let load = Arc::new(Load {
         cores: (0..cores).map(|_| AtomicUsize::new(0)).collect(),
-        kinds: [OfKind::new(max.grpc), OfKind::new(max.http)],
+        kinds: [OfKind::new(max.grpc), OfKind::new(max.http), OfKind::new(max.grpc)],
         closing: AtomicBool::new(false),
     });
     let (inboxes, receivers) = (0..cores)

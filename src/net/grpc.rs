@@ -16,12 +16,14 @@ use http::{Method as Verb, Request, Response, StatusCode};
 
 use super::account::Account;
 use super::body::{Body, Message, RequestStream};
+use super::credential;
 use super::memory::{Share, Shares};
 use super::metadata;
 use super::methods::Method;
 use super::payload::Payload;
 use super::responder::Responder;
 use super::server::{Gauge, Phase, PhaseWatch, Server, count};
+use crate::access::{Decision, Peer, Role};
 use crate::budget::{Apart, Claim};
 use crate::limits;
 use crate::pure::grpc_frame::{self, Part};
@@ -47,6 +49,7 @@ const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 /// Starts a call in its own task, inside the connection's gate. Refuses what is not gRPC at once.
 pub(super) fn start<S: Store>(
     server: &Rc<Server<S>>,
+    peer: &Peer,
     calls: &Gate,
     shares: &Shares,
     request: Request<RecvStream>,
@@ -75,6 +78,7 @@ pub(super) fn start<S: Store>(
     let requests = shares.requests.clone();
     let call = Call {
         server: server.clone(),
+        peer,
         calls,
         requests,
         responder,
@@ -160,6 +164,7 @@ fn dispatch<S: Store>(call: Call<'_, S>) {
 /// One call that has not been started: who serves it, how to answer it, and what came with its headers.
 struct Call<'a, S> {
     server: Rc<Server<S>>,
+    peer: &'a Peer,
     calls: &'a Gate,
     /// The connection's part of the memory for requests.
     requests: Share,
@@ -190,8 +195,11 @@ impl<S: Store> Call<'_, S> {
     where
         H: AsyncFnOnce(&Services<S>, &CallContext, Bytes) -> Result<Reply, Status> + 'static,
     {
-        let context = metadata::context(&self.head.headers);
-        self.unary_held(method, async move |services, _, request, _| handler(services, &context, request).await);
+        let named = metadata::context(&self.head.headers);
+        self.unary_held(method, async move |services, context, request, _| {
+            let context = CallContext { read_only: context.read_only, ..named };
+            handler(services, &context, request).await
+        });
     }
 
     /// A unary call whose handler takes memory for its reply before it makes it.
@@ -200,9 +208,9 @@ impl<S: Store> Call<'_, S> {
         H: AsyncFnOnce(&Services<S>, &CallContext, Bytes, &mut Responder) -> Result<Reply, Status> + 'static,
     {
         let requests = self.requests.clone();
-        self.spawn(method, async move |server, mut responder, body, _| {
+        self.spawn(method, async move |server, mut responder, body, _, role| {
             let request = take_request(body, &requests, &server, &responder).await?;
-            let reply = handler(&server.services, &CallContext::default(), request, &mut responder).await?;
+            let reply = handler(&server.services, &CallContext::of(role), request, &mut responder).await?;
             let len = pieces_len(&reply);
             responder.hold(len).await?;
             responder.shrink_room(len);
@@ -215,22 +223,22 @@ impl<S: Store> Call<'_, S> {
         H: AsyncFnOnce(&Services<S>, &CallContext, Bytes, &mut Responder) -> Result<(), Status> + 'static,
     {
         let requests = self.requests.clone();
-        self.spawn(method, async move |server, mut responder, body, _| {
+        self.spawn(method, async move |server, mut responder, body, _, role| {
             let request = take_request(body, &requests, &server, &responder).await?;
-            handler(&server.services, &CallContext::default(), request, &mut responder).await
+            handler(&server.services, &CallContext::of(role), request, &mut responder).await
         });
     }
 
     fn write(self, method: Method) {
-        self.spawn(method, async move |server, mut responder, body, headers| {
+        self.spawn(method, async move |server, mut responder, body, headers, role| {
             let mut incoming = RequestStream { body, headers, responder: responder.clone() };
-            let reply = byte_stream::write(&server.services, &CallContext::default(), &mut incoming).await?;
+            let reply = byte_stream::write(&server.services, &CallContext::of(role), &mut incoming).await?;
             responder.send_now(reply)
         });
     }
 
     fn reflection(self, method: Method) {
-        self.spawn(method, async move |_server, mut responder, mut body, _| {
+        self.spawn(method, async move |_server, mut responder, mut body, _, _| {
             let mut request = Vec::new();
             while let Some(part) = body.part().await? {
                 responder.count_received(&part);
@@ -251,16 +259,17 @@ impl<S: Store> Call<'_, S> {
     }
 
     fn refuse(self, method: Method, status: Status) {
-        self.spawn(method, async move |_, _, _, _| Err(status));
+        self.spawn(method, async move |_, _, _, _, _| Err(status));
     }
 
     /// Runs the call in a task of its own, which starts when the connection's turn is over, so that all calls that came
     /// together are answered together.
     fn spawn<W>(self, method: Method, work: W)
     where
-        W: AsyncFnOnce(Rc<Server<S>>, Responder, Body, HeaderMap) -> Result<(), Status> + 'static,
+        W: AsyncFnOnce(Rc<Server<S>>, Responder, Body, HeaderMap, Role) -> Result<(), Status> + 'static,
     {
-        let Self { server, calls, requests: _, responder, timeout, drain, head, body, memory } = self;
+        let Self { server, peer, calls, requests: _, responder, timeout, drain, head, body, memory } = self;
+        let decision = decide(&server, method, peer, &head);
         responder.open_account(Account::open(
             server.counters.grpc.clone(),
             method,
@@ -271,9 +280,21 @@ impl<S: Store> Call<'_, S> {
             let _busy = rt::busy();
             let _memory = memory;
             let _open = Gauge::enter(&server.counters.calls_open);
-            // Why boxed: the handler's state is some kilobytes, and a task is moved several times before it runs.
-            let work = Box::pin(work(server.clone(), responder.clone(), body, head.headers));
-            let end = finish_or_cut(work, &responder, deadline, drain).await;
+            let role = match decision {
+                Decision::Made(made) => made,
+                Decision::Waits(_) => decision.made().await,
+            };
+            let end = match role {
+                Ok(role) => {
+                    // Why boxed: the handler's state is some kilobytes, and a task is moved several times before it runs.
+                    let work = Box::pin(work(server.clone(), responder.clone(), body, head.headers, role));
+                    finish_or_cut(work, &responder, deadline, drain).await
+                }
+                Err(denial) => {
+                    server.settings.access.count(denial);
+                    End::Finished(Err(denial.into()))
+                }
+            };
             match end {
                 End::Finished(result) => responder.finish(result),
                 End::Panicked => {
@@ -288,6 +309,15 @@ impl<S: Store> Call<'_, S> {
                 End::Cut => count(&server.counters.calls_cut),
             }
         });
+    }
+}
+
+/// Whether the caller may.
+fn decide<S>(server: &Server<S>, method: Method, peer: &Peer, head: &Parts) -> Decision {
+    match method.ask() {
+        Some(ask) => server.settings.access.decide(ask, peer, || credential(&head.headers, head.uri.authority())),
+        // Its role does not matter.
+        None => Decision::Made(Ok(Role::Read)),
     }
 }
 

@@ -12,6 +12,8 @@ use super::gather::Gathered;
 use super::grpc;
 use super::payload::Payload;
 use super::server::{Gauge, Phase, PhaseWatch, Server, Settings, count};
+use super::transport::Transport;
+use crate::access::Peer;
 use crate::budget::{Claim, Grant};
 use crate::limits;
 use crate::pure::memory_plan::Use;
@@ -20,7 +22,7 @@ use crate::rt::time;
 use crate::store::Store;
 
 /// Serves one connection to its end, and waits for its calls.
-pub(super) async fn serve<T, S>(io: T, server: Rc<Server<S>>)
+pub(super) async fn serve<T, S>(io: Transport<T>, peer: Peer, server: Rc<Server<S>>)
 where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     S: Store,
@@ -40,7 +42,7 @@ where
         Err(time::Elapsed) => return tracing::debug!("a connection sent no HTTP/2 preface in time"),
     };
     let calls = Gate::default();
-    if let Err(error) = drive(connection, &io, &server, &calls, &watch).await {
+    if let Err(error) = drive(connection, &io, &server, &peer, &calls, &watch).await {
         failed(&server, &error);
     }
     // Why: the connection is gone and has told every stream; each call now notices and ends by itself.
@@ -100,6 +102,7 @@ async fn drive<T, S>(
     mut connection: Connection<Gathered<T>, Payload>,
     io: &Gathered<T>,
     server: &Rc<Server<S>>,
+    peer: &Peer,
     calls: &Gate,
     watch: &PhaseWatch,
 ) -> Result<(), h2::Error>
@@ -134,7 +137,7 @@ where
                         window = larger_window(&server.settings, &mut connection);
                         shares.requests.allow_waiting(waiting_max(server.settings.stream_window, &window));
                     }
-                    grpc::start(server, calls, &shares, request, respond);
+                    grpc::start(server, peer, calls, &shares, request, respond);
                 }
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error)),
                 Poll::Ready(None) => return Poll::Ready(Ok(())),

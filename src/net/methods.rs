@@ -1,8 +1,36 @@
 //! The gRPC methods that are served, and what one core counts of each: go-grpc-prometheus' metrics.
 
+use crate::access::{Ask, Role};
 use crate::metrics::percore::Labels;
 use crate::metrics::{Counter, Histogram, Metric, Snapshot};
 use crate::service::Code;
+
+impl Method {
+    /// What a caller needs; `None` for health, which whoever looks after the server asks for, without a credential.
+    ///
+    /// Source: bazel-remote's list of what needs no credential with --allow_unauthenticated_reads: reads, and
+    /// GetCapabilities, but not QueryWriteStatus.
+    pub fn ask(self) -> Option<Ask> {
+        match self {
+            Self::HealthCheck | Self::HealthList | Self::HealthWatch => None,
+            Self::GetCapabilities => Some(Ask { needs: Role::Read, at_best: true }),
+            Self::Read
+            | Self::GetActionResult
+            | Self::FindMissingBlobs
+            | Self::BatchReadBlobs
+            | Self::GetTree
+            | Self::SplitBlob
+            | Self::Reflection
+            | Self::ReflectionAlpha
+            | Self::Unknown => Some(Role::Read.into()),
+            Self::Write
+            | Self::QueryWriteStatus
+            | Self::UpdateActionResult
+            | Self::BatchUpdateBlobs
+            | Self::SpliceBlob => Some(Role::Write.into()),
+        }
+    }
+}
 
 macro_rules! methods {
     ($($method:ident: $service:literal $name:literal $kind:literal;)*) => {

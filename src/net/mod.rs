@@ -13,8 +13,18 @@ pub mod methods;
 pub mod payload;
 pub mod responder;
 pub mod server;
+pub mod tls;
+pub mod transport;
 
 pub use server::{Server, Settings};
+
+use crate::pure::credential::Credential;
+
+/// The credential of a request.
+fn credential(headers: &http::HeaderMap, authority: Option<&http::uri::Authority>) -> Credential {
+    let values = headers.get_all(http::header::AUTHORIZATION).iter().map(http::HeaderValue::as_bytes);
+    Credential::of(values, authority.map(http::uri::Authority::as_str))
+}
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -15,13 +15,18 @@ use super::http2;
 use super::memory::{Memory, Shares};
 use super::methods::GrpcCounters;
 use super::payload::Shown;
-use crate::budget::Purse;
+use super::tls::{self, Acceptors, TlsAcceptor, TlsStream};
+use super::transport::{Protocol, Transport};
+use crate::access::{Access, Peer};
+use crate::budget::{Apart, Claim, Purse};
 use crate::limits;
 use crate::metrics::export::Exporter;
 use crate::metrics::{Metric, Snapshot};
 use crate::pure::memory_plan::Use;
 use crate::rt::gate::Gate;
 use crate::rt::local::Local;
+use crate::rt::published::Reader;
+use crate::rt::time::{self, Either};
 use crate::service::Services;
 use crate::store::Store;
 
@@ -33,6 +38,10 @@ pub struct Settings {
     pub stream_window: u32,
     /// This core's hold on the memory limit.
     pub purse: Purse,
+    /// What handshakes are made with; `None` without TLS.
+    pub tls: Option<Rc<Reader<Acceptors>>>,
+    /// Who may do what.
+    pub access: Rc<Access>,
 }
 
 /// Whether this core serves or stops.
@@ -58,14 +67,29 @@ pub struct Counters {
     pub panics: Cell<u64>,
     /// Connections that were ended for breaking HTTP/2's rules or our limits.
     pub connections_failed: Cell<u64>,
+    pub handshakes: Handshakes,
     pub grpc: Rc<GrpcCounters>,
     pub http: Rc<HttpCounters>,
+}
+
+/// TLS handshakes: those under way, and how others ended.
+#[derive(Default)]
+pub struct Handshakes {
+    under_way: Cell<u64>,
+    done: Cell<u64>,
+    failed: Cell<u64>,
+    late: Cell<u64>,
+    refused: Cell<u64>,
 }
 
 impl Counters {
     fn report(&self, core: usize, into: &mut Snapshot) {
         into.add_labels(Metric::Connections, vec![core.to_string().into(), "grpc".into()], self.connections.get());
         into.add_for(Metric::ConnectionsFailed, ["grpc"], self.connections_failed.get());
+        let Handshakes { done, failed, late, refused, .. } = &self.handshakes;
+        for (result, count) in [("done", done), ("failed", failed), ("late", late), ("refused", refused)] {
+            into.add_for(Metric::TlsHandshakes, [result], count.get());
+        }
         into.add(Metric::CallsInflight, self.calls_open.get());
         into.add(Metric::CallsCut, self.calls_cut.get());
         into.add(Metric::HandlerPanics, self.panics.get());
@@ -82,6 +106,8 @@ pub struct Server<S> {
     pub(super) preface_timeout: Cell<Duration>,
     /// How long a connection without calls may take to answer when the server drains.
     pub(super) farewell: Cell<Duration>,
+    /// How long a TLS handshake may take.
+    pub(super) handshake_timeout: Cell<Duration>,
     /// How long a client may send nothing: of a unary request that it has begun, and of a Write.
     pub(super) request_stall: Cell<Duration>,
     pub(super) write_idle: Cell<Duration>,
@@ -119,6 +145,7 @@ impl<S: Store> Server<S> {
             settings,
             preface_timeout: Cell::new(Duration::from_millis(limits::HTTP2_PREFACE_MS)),
             farewell: Cell::new(Duration::from_millis(limits::HTTP2_FAREWELL_MS)),
+            handshake_timeout: Cell::new(Duration::from_millis(limits::TLS_HANDSHAKE_MS)),
             request_stall: Cell::new(Duration::from_millis(limits::REQUEST_STALL_MS)),
             write_idle: Cell::new(Duration::from_millis(limits::WRITE_IDLE_MS)),
             patience: Cell::default(),
@@ -137,18 +164,92 @@ impl<S: Store> Server<S> {
         T: AsyncRead + AsyncWrite + Unpin + 'static,
     {
         let server = self.clone();
-        self.connections.spawn(async move {
-            match kind {
-                Kind::Grpc => http2::serve(io, server).await,
-                Kind::Http => http1::serve(io, server).await,
+        match self.settings.tls.as_ref().map(|tls| tls.with(|_, acceptors| acceptors.of(kind))) {
+            None => {
+                self.connections.spawn(async move {
+                    server.speak(kind, Transport::plain(io), Peer::default()).await;
+                    drop(hold);
+                });
             }
-            drop(hold);
+            // Why bulk work: signing takes up to a millisecond, and a flood of handshakes must not delay what is served.
+            Some(acceptor) => {
+                self.connections.spawn_bulk(async move {
+                    let Some((stream, peer, memory)) = server.secure(acceptor, io).await else { return };
+                    server.clone().connections.spawn(async move {
+                        server.speak(kind, Transport::tls(stream), peer).await;
+                        drop((memory, hold));
+                    });
+                });
+            }
+        }
+    }
+
+    /// The TLS handshake of a connection, and its memory.
+    async fn secure<T>(&self, acceptor: TlsAcceptor, io: T) -> Option<(TlsStream<T>, Peer, Apart)>
+    where
+        T: AsyncRead + AsyncWrite + Unpin,
+    {
+        let Handshakes { under_way, done, failed, late, refused } = &self.counters.handshakes;
+        let memory = self.settings.purse.apart_for(limits::TLS_HELD_LEN, Claim::First { held: 0 });
+        let Some(memory) = memory.filter(|_| under_way.get() < limits::TLS_HANDSHAKES_MAX) else {
+            count(refused);
+            return None;
+        };
+        let _under_way = Gauge::enter(under_way);
+        let watch = self.watch_phase();
+        let stopping = std::future::poll_fn(|context| match watch.poll_phase(context) {
+            Phase::Serving => Poll::Pending,
+            Phase::Draining | Phase::Aborting => Poll::Ready(()),
         });
+        let handshake = time::timeout(self.handshake_timeout.get(), tls::handshake(acceptor, io));
+        match time::race(handshake, stopping).await {
+            Either::Left(Ok(Ok((stream, peer)))) => {
+                count(done);
+                return Some((stream, peer, memory));
+            }
+            Either::Left(Ok(Err(error))) => {
+                count(failed);
+                tracing::debug!(%error, "a TLS handshake failed");
+            }
+            Either::Left(Err(time::Elapsed)) => count(late),
+            Either::Right(()) => {}
+        }
+        None
+    }
+
+    /// Serves what is spoken on a connection.
+    async fn speak<T>(self: Rc<Self>, kind: Kind, mut io: Transport<T>, peer: Peer)
+    where
+        T: AsyncRead + AsyncWrite + Unpin + 'static,
+    {
+        match kind {
+            Kind::Grpc => http2::serve(io, peer, self).await,
+            Kind::Http => http1::serve(io, peer, self).await,
+            Kind::Both => {
+                // HTTP/2 counts its own.
+                let Some(memory) = self.settings.purse.apart_for(limits::CONNECTION_HELD_LEN, Claim::First { held: 0 })
+                else {
+                    return count(&self.counters.connections_failed);
+                };
+                match time::timeout(self.preface_timeout.get(), io.protocol()).await {
+                    Ok(Ok(Some(Protocol::Http2))) => {
+                        drop(memory);
+                        http2::serve(io, peer, self).await;
+                    }
+                    Ok(Ok(Some(Protocol::Http1))) => {
+                        http1::serve(io, peer, self).await;
+                        drop(memory);
+                    }
+                    Ok(Ok(None) | Err(_)) | Err(time::Elapsed) => tracing::debug!("a connection said nothing"),
+                }
+            }
+        }
     }
 
     /// Adds what this core has counted of connections and calls, and what they hold.
     pub fn report(&self, core: usize, into: &mut Snapshot) {
         self.counters.report(core, into);
+        self.settings.access.report(into);
         self.services.store.report(into);
         let purse = &self.settings.purse;
         for used in Use::ALL {

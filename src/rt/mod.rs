@@ -3,6 +3,7 @@
 //! Futures are `!Send` and live on the core that spawned them. What crosses cores is an owned `Send` message.
 
 mod allocator;
+pub mod aside;
 pub mod channel;
 pub mod cores;
 mod deadlines;
@@ -16,6 +17,7 @@ pub mod lane;
 pub mod latest;
 mod loan;
 pub mod local;
+pub mod published;
 pub mod pulse;
 pub mod resolve;
 pub mod signal;

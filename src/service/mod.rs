@@ -29,6 +29,7 @@ use prost::Message;
 pub use status::{Code, Status};
 
 use crate::pure::digest::Digest;
+use crate::pure::roles::Role;
 use crate::store::Store;
 use crate::store::complete::Complete;
 use crate::store::empty::Empty;
@@ -136,6 +137,11 @@ pub struct CallContext {
 }
 
 impl CallContext {
+    /// Of a caller who has that role.
+    pub fn of(role: Role) -> Self {
+        Self { read_only: role < Role::Write, ..Self::default() }
+    }
+
     /// PERMISSION_DENIED for a caller that may only read.
     pub fn require_write(&self) -> Result<(), Status> {
         if self.read_only {

@@ -1,5 +1,6 @@
 //! gRPC statuses, and the one place where store errors become statuses.
 
+use crate::access::Denial;
 use crate::store::StoreError;
 
 /// gRPC status codes. Source: `google.rpc.Code`.
@@ -68,6 +69,20 @@ impl Status {
 
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(Code::NotFound, message)
+    }
+}
+
+impl From<Denial> for Status {
+    fn from(denial: Denial) -> Self {
+        let code = match denial {
+            Denial::NoCredential | Denial::Malformed(_) | Denial::WrongPassword | Denial::WrongToken => {
+                Code::Unauthenticated
+            }
+            Denial::Role { .. } => Code::PermissionDenied,
+            // Why: every client retries it.
+            Denial::Busy => Code::Unavailable,
+        };
+        Self::new(code, denial.text())
     }
 }
 

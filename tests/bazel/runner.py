@@ -9,9 +9,11 @@ import shutil
 import subprocess
 
 import workspace
-from server import scratch
+from server import ROOT, scratch
 
 BAZEL = shutil.which("bazel")
+# Debian's has no ALPN, which grpcs:// needs. tests/run fetches this one.
+BAZEL_2 = pathlib.Path(os.environ.get("RINGCAS_TEST_BAZEL_2", ROOT / "target" / "bazel-2.1.0" / "bazel"))
 RUN_S = 300
 OUTPUTS = (".txt", ".bin", ".joined")
 PROCESSES = re.compile(r"INFO: (\d+) process(?:es)?: (.*)\.")
@@ -20,7 +22,8 @@ PROCESSES = re.compile(r"INFO: (\d+) process(?:es)?: (.*)\.")
 class Bazel:
     """One workspace. Each `forget` throws away all that Bazel knows: output base and server."""
 
-    def __init__(self, home: pathlib.Path, write=workspace.write):
+    def __init__(self, home: pathlib.Path, write=workspace.write, binary: str | pathlib.Path = BAZEL):
+        self.binary = str(binary)
         self.home = home
         self.source = home / "workspace"
         self.runs = 0
@@ -33,7 +36,7 @@ class Bazel:
 
     def _run(self, *arguments: str, timeout_s: float = RUN_S) -> subprocess.CompletedProcess:
         # The system's bazelrc is kept: Debian's sets the install base. A user's own is not read.
-        command = [BAZEL, "--nohome_rc", f"--output_base={self.base}", "--host_jvm_args=-Xmx1g", *arguments]
+        command = [self.binary, "--nohome_rc", f"--output_base={self.base}", "--host_jvm_args=-Xmx1g", *arguments]
         environment = {name: os.environ[name] for name in ("PATH", "HOME", "USER", "JAVA_HOME") if name in os.environ}
         return subprocess.run(
             command, cwd=self.source, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -89,11 +92,11 @@ class Bazel:
 
 
 @contextlib.contextmanager
-def bazel(write=workspace.write):
+def bazel(write=workspace.write, binary=BAZEL):
     """Bazel in a new workspace that `write` lays, ended and removed afterwards."""
-    assert BAZEL, "bazel is not installed; tests/run installs Debian's bazel-bootstrap"
+    assert binary and pathlib.Path(binary).exists(), f"{binary} is not installed; tests/run installs both Bazels"
     home = scratch("bazel")
-    made = Bazel(home, write)
+    made = Bazel(home, write, binary)
     try:
         yield made
     finally:

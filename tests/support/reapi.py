@@ -89,10 +89,18 @@ def blob_name(hash: str, size: int, zstd: bool = False, instance: str = "") -> s
 class Client:
     """One connection. Uses grpcio's default limit of 4 MiB for received messages, as every client does."""
 
-    def __init__(self, address: str, tool: str | None = None, version: str = "", deadline_s: float = DEADLINE_S):
+    def __init__(
+        self,
+        address: str,
+        tool: str | None = None,
+        version: str = "",
+        deadline_s: float = DEADLINE_S,
+        credentials: grpc.ChannelCredentials | None = None,
+    ):
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
         self.address = address
-        self.channel = grpc.insecure_channel(address, options)
+        secure = credentials is not None
+        self.channel = grpc.secure_channel(address, credentials, options) if secure else grpc.insecure_channel(address, options)
         self.deadline_s = deadline_s
         self.metadata = []
         if tool is not None:

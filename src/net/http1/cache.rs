@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, ACCEPT_RANGES, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG,
-    EXPECT, HeaderName, HeaderValue, IF_NONE_MATCH, IF_RANGE, RANGE, RETRY_AFTER, VARY,
+    EXPECT, HeaderName, HeaderValue, IF_NONE_MATCH, IF_RANGE, RANGE, RETRY_AFTER, VARY, WWW_AUTHENTICATE,
 };
 use http::request::Parts;
 use http::{HeaderMap, Method, Response, StatusCode};
@@ -18,6 +18,7 @@ use super::super::server::Server;
 use super::body::{Body, Exchange};
 use super::counters::HttpCounters;
 use super::routes::{JSON, text};
+use crate::access::{Denial, Role};
 use crate::limits;
 use crate::pure::http_cache::Target;
 use crate::rt::{self, time};
@@ -57,9 +58,10 @@ pub async fn get<S: Store>(
     }
 }
 
-/// `PUT`.
+/// `PUT`, by one who may.
 pub async fn put<S: Store>(
     server: &Server<S>,
+    role: Role,
     target: &Target,
     head: &Parts,
     body: hyper::body::Incoming,
@@ -72,12 +74,10 @@ pub async fn put<S: Store>(
         digest_size: header(DIGEST_SIZE),
         content_encoding: header(CONTENT_ENCODING),
         content_type: header(CONTENT_TYPE),
-        expects_continue: header(EXPECT).eq_ignore_ascii_case("100-continue"),
+        expects_continue: expects_continue(head),
     };
-    let requests = Holding { share: shares.requests.clone(), room: None };
-    let counters = server.counters.http.clone();
-    let mut upload = Upload { body, requests, counters, taken: 0, has_begun: !declared.expects_continue };
-    let ended = http_cache::put(&server.services, &CallContext::default(), target, declared, &mut upload).await;
+    let mut upload = Upload::new(server, body, shares, declared.expects_continue);
+    let ended = http_cache::put(&server.services, &CallContext::of(role), target, declared, &mut upload).await;
     exchange.received(upload.taken);
     match ended {
         Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent) => {
@@ -88,16 +88,39 @@ pub async fn put<S: Store>(
             response
         }
         Err(refusal) => {
-            // Why behind the answer: a client may wait for it with a body that has no end. Why at all: a connection that is
-            // closed with bytes unread takes the answer with it.
-            let request = exchange.request();
-            rt::spawn(async move {
-                let _ = time::timeout(limits::HTTP_DRAIN_TIME, upload.drain(limits::HTTP_DRAIN_LEN_MAX)).await;
-                drop(request);
-            });
+            upload.drain_behind(&exchange);
             refuse(refusal, exchange)
         }
     }
+}
+
+/// The answer to a request that is not allowed.
+pub fn deny<S: Store>(
+    server: &Server<S>,
+    denial: Denial,
+    head: &Parts,
+    body: hyper::body::Incoming,
+    shares: &Shares,
+    exchange: Exchange,
+) -> Response<Body> {
+    let access = &server.settings.access;
+    access.count(denial);
+    if !body.is_end_stream() {
+        Upload::new(server, body, shares, expects_continue(head)).drain_behind(&exchange);
+    }
+    match denial {
+        Denial::Role { .. } => refuse(Refusal::new(403, denial.text()), exchange),
+        Denial::Busy => refuse(Refusal::later(denial.text()), exchange),
+        Denial::NoCredential | Denial::Malformed(_) | Denial::WrongPassword | Denial::WrongToken => {
+            let mut response = refuse(Refusal::new(401, denial.text()), exchange);
+            insert(response.headers_mut(), WWW_AUTHENTICATE, &access.challenge());
+            response
+        }
+    }
+}
+
+fn expects_continue(head: &Parts) -> bool {
+    text_of(&head.headers, EXPECT).eq_ignore_ascii_case("100-continue")
 }
 
 /// A header's value, or nothing where there is none that is text.
@@ -205,6 +228,23 @@ struct Upload {
 }
 
 impl Upload {
+    fn new<S>(server: &Server<S>, body: hyper::body::Incoming, shares: &Shares, expects_continue: bool) -> Self {
+        let requests = Holding { share: shares.requests.clone(), room: None };
+        Self { body, requests, counters: server.counters.http.clone(), taken: 0, has_begun: !expects_continue }
+    }
+
+    /// Reads and drops what the client still sends of a request that is refused.
+    ///
+    /// Why behind the answer: a client may wait for it with a body that has no end. Why at all: a connection that is closed
+    /// with bytes unread takes the answer with it.
+    fn drain_behind(mut self, exchange: &Exchange) {
+        let request = exchange.request();
+        rt::spawn(async move {
+            let _ = time::timeout(limits::HTTP_DRAIN_TIME, self.drain(limits::HTTP_DRAIN_LEN_MAX)).await;
+            drop(request);
+        });
+    }
+
     /// Reads and drops what the client still sends, up to so many bytes. Behind a longer rest the connection is closed.
     async fn drain(&mut self, most: u64) {
         let end = self.taken.saturating_add(most);

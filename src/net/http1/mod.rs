@@ -16,6 +16,8 @@ use hyper::service::service_fn;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::server::{Gauge, Phase, Server};
+use super::transport::Transport;
+use crate::access::Peer;
 use crate::limits;
 use crate::rt::time::{self, Sleep};
 use crate::store::Store;
@@ -44,7 +46,7 @@ impl Default for Patience {
 }
 
 /// Serves one connection to its end.
-pub(super) async fn serve<T, S>(io: T, server: Rc<Server<S>>)
+pub(super) async fn serve<T, S>(io: Transport<T>, peer: Peer, server: Rc<Server<S>>)
 where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     S: Store,
@@ -54,8 +56,9 @@ where
     let watch = Rc::new(Watch::default());
     let patience = server.patience.get();
     let (answering, asked, shares) = (server.clone(), watch.clone(), server.shares());
-    let service =
-        service_fn(move |request| routes::answer(answering.clone(), shares.clone(), Watch::request(&asked), request));
+    let service = service_fn(move |request| {
+        routes::answer(answering.clone(), peer.clone(), shares.clone(), Watch::request(&asked), request)
+    });
     let mut connection = pin!(
         Builder::new()
             .max_buf_size(limits::HTTP_BUFFER_LEN)

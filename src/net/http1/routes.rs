@@ -8,12 +8,14 @@ use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue,
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 
+use super::super::credential;
 use super::super::memory::Shares;
 use super::super::server::Server;
 use super::body::{Body, Exchange};
 use super::cache;
 use super::counters::Handler;
 use super::io::InRequest;
+use crate::access::{Peer, Role};
 use crate::pure::http_cache::Target;
 use crate::store::Store;
 
@@ -26,6 +28,7 @@ const NOSNIFF: (HeaderName, HeaderValue) = (X_CONTENT_TYPE_OPTIONS, HeaderValue:
 /// Answers one request.
 pub async fn answer<S: Store>(
     server: Rc<Server<S>>,
+    peer: Peer,
     shares: Shares,
     in_request: InRequest,
     request: Request<Incoming>,
@@ -46,6 +49,12 @@ pub async fn answer<S: Store>(
     let logged = (server.services.options.access_log.get() && !is_polled).then(|| path.to_owned());
     let exchange = Exchange::new(server.counters.http.clone(), handler, head.method.clone(), logged, in_request);
     let is_read = head.method == Method::GET || head.method == Method::HEAD;
+    let needs = if is_read { Role::Read } else { Role::Write };
+    let credential = || credential(&head.headers, head.uri.authority());
+    let role = match server.settings.access.decide(needs.into(), &peer, credential).made().await {
+        Ok(role) => role,
+        Err(denial) => return Ok(cache::deny(&server, denial, &head, body, &shares, exchange)),
+    };
     Ok(match (handler, &target) {
         (Handler::Metrics | Handler::Status, _) if !is_read => not_allowed(&head.method, "GET, HEAD", exchange),
         (Handler::Metrics, _) if !server.exporter.is_enabled() => {
@@ -55,7 +64,7 @@ pub async fn answer<S: Store>(
         (Handler::Metrics, _) => whole(PROMETHEUS, server.exporter.metrics().await, &head.method, exchange),
         (Handler::Status, _) => whole(JSON, server.exporter.status().await, &head.method, exchange),
         (Handler::Get | Handler::Head, Some(target)) => cache::get(&server, target, &head, &shares, exchange).await,
-        (Handler::Put, Some(target)) => cache::put(&server, target, &head, body, &shares, exchange).await,
+        (Handler::Put, Some(target)) => cache::put(&server, role, target, &head, body, &shares, exchange).await,
         (_, Some(_)) => not_allowed(&head.method, "GET, HEAD, PUT", exchange),
         (_, None) if path.contains("/cas/") || path.contains("/ac/") => {
             let reason = format!("resource name must be a SHA256 hash in hex, got '{path}'");

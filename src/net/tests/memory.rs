@@ -24,7 +24,7 @@ fn batch_read(digest: Digest) -> Bytes {
 
 /// Memory for this many bytes of requests, and windows so small that there is memory for large connection windows.
 fn narrow(requests: u64) -> Settings {
-    Settings { purse: Purse::alone(8 * requests), stream_window: 64 << 10 }
+    Settings { purse: Purse::alone(8 * requests), stream_window: 64 << 10, ..settings() }
 }
 
 /// Makes the server give the connection a larger window.

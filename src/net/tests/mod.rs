@@ -72,7 +72,8 @@ struct Answer {
 /// Runs `test` with a server, and then checks that nothing of it is left: no open call, no open connection.
 /// Memory for everything that a test does.
 fn settings() -> Settings {
-    Settings { stream_window: limits::HTTP2_STREAM_WINDOW, purse: Purse::alone(PEERS) }
+    let (tls, access) = (None, Rc::default());
+    Settings { stream_window: limits::HTTP2_STREAM_WINDOW, purse: Purse::alone(PEERS), tls, access }
 }
 
 /// Bytes that peers may make the server of a test hold.
