@@ -14,8 +14,21 @@ use crate::pure::action_result::{InvalidField, needs_rewrite, validate, without_
 use crate::pure::digest::{Digest, Hash};
 use crate::pure::protobuf::Fields;
 use crate::rt::join::map_bounded;
-use crate::store::{ActionEntry, ActionKey, Encoding, Put, Store, StoreError, read_raw};
+use crate::store::{ActionEntry, ActionKey, Encoding, Memory, Put, Store, StoreError, read_raw};
 use crate::wire::reapi::{self, ActionResult, GetActionResultRequest, UpdateActionResultRequest};
+
+/// What a reply has taken, as the store asks for it.
+struct AnswerMemory<'a, O>(&'a mut O);
+
+impl<O: Outgoing> Memory<Status> for AnswerMemory<'_, O> {
+    async fn hold(&mut self, len: usize) -> Result<(), Status> {
+        self.0.hold(len).await
+    }
+
+    fn release(&mut self) {
+        self.0.release();
+    }
+}
 
 /// `GetActionResult`. A stored result whose blobs are not all here never gets to this point (see `store::complete`).
 pub async fn get_action_result<S: Store>(
@@ -29,7 +42,7 @@ pub async fn get_action_result<S: Store>(
     let key = action_key(services, &request.instance_name, request.action_digest.as_ref())?;
     out.hold(limits::ACTION_READ_HELD_LEN).await?;
     let check = services.options.check_actions;
-    let entry = services.store.action_get_held(key, check, async |len| out.hold(len).await).await?;
+    let entry = services.store.action_get_held(key, check, &mut AnswerMemory(out)).await?;
     let Some(entry) = entry else { return Err(miss()) };
     let files = !request.inline_output_files.is_empty();
     let answer = match needs_rewrite(&entry.data, request.inline_stdout, request.inline_stderr, files) {

@@ -101,7 +101,20 @@ fn checked_get(name: &ReadName<'_>, request: &ReadRequest) -> Result<Get, Status
 async fn send_blob<S: Store>(services: &Services<S>, mut get: Get, out: &mut impl Outgoing) -> Result<bool, Status> {
     let (first, held_len) = (get.offset, held_len(&get));
     loop {
-        let blob = services.store.get(get).await?;
+        let blob = match services.store.get_here(get).await? {
+            Some(blob) => Some(blob),
+            None => {
+                // While a backend is asked nothing is held.
+                out.release();
+                match services.store.fetch_to_get(get.digest).await? {
+                    true => {
+                        out.hold(held_len).await?;
+                        services.store.get(get).await?
+                    }
+                    false => None,
+                }
+            }
+        };
         let mut blob = blob.ok_or_else(|| Status::not_found(format!("blob {} is not in the cache", get.digest)))?;
         match send_pieces(&mut blob, &mut get, out).await? {
             Sent::All => return Ok(get.offset > first),

@@ -12,7 +12,9 @@ use crate::pure::digest::Digest;
 use crate::pure::find_missing::{self, Question};
 use crate::rt;
 use crate::rt::join::map_bounded;
-use crate::store::{Accept, Encoding, Get, Opened, Put, PutOutcome, Store, StoreError, Upload, UploadEnd, UploadKey};
+use crate::store::{
+    Accept, Encoding, Get, Opened, Put, PutOutcome, Store, StoreError, Upload, UploadEnd, UploadKey, Wanted,
+};
 use crate::wire::reapi::{
     self, BatchReadBlobsRequest, BatchUpdateBlobsRequest, BatchUpdateBlobsResponse, batch_update_blobs_request,
     batch_update_blobs_response, compressor,
@@ -136,6 +138,10 @@ pub async fn batch_read_blobs<S: Store>(
     check_digest_function(request.digest_function)?;
     check_total("digests", request.digests.iter().map(|digest| digest.size_bytes))?;
     let (items, reply_len) = plan_read(&request.digests)?;
+    // Before anything is held: what has to come from a backend comes now, and is read below like all else.
+    let wanted = items.iter().flatten().copied().collect();
+    let fetch = async |digest| services.store.fetch(Wanted::Blob(digest)).await.map(drop);
+    map_bounded(wanted, limits::BATCH_CONCURRENCY, fetch).await.into_iter().collect::<Result<(), _>>()?;
     out.hold(reply_len).await?;
     let zstd = request.acceptable_compressors.contains(&(compressor::Value::Zstd as i32));
     let accept = if zstd { Accept::Any } else { Accept::Identity };

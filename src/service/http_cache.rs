@@ -17,7 +17,8 @@ use crate::pure::http_cache::{Range, Space, Target, accepts_zstd, names_etag};
 use crate::rt;
 use crate::rt::time::{self, Either};
 use crate::store::{
-    Accept, ActionKey, Blob, Encoding, Get, Opened, Put, PutOutcome, Store, StoreError, Upload, UploadEnd, UploadKey,
+    Accept, ActionKey, Blob, Encoding, Get, Memory, Opened, Put, PutOutcome, Store, StoreError, Upload, UploadEnd,
+    UploadKey,
 };
 use crate::wire::reapi::ActionResult;
 
@@ -35,6 +36,21 @@ pub trait Incoming {
 #[allow(async_fn_in_trait)] // Why: as above.
 pub trait Answering {
     async fn hold(&mut self, len: usize) -> Result<(), Refusal>;
+    /// Gives back what was taken by `hold`.
+    fn release(&mut self);
+}
+
+/// What an answer has taken, as the store asks for it.
+struct AnswerMemory<'a, A>(&'a mut A);
+
+impl<A: Answering> Memory<Refusal> for AnswerMemory<'_, A> {
+    async fn hold(&mut self, len: usize) -> Result<(), Refusal> {
+        self.0.hold(len).await
+    }
+
+    fn release(&mut self) {
+        self.0.release();
+    }
 }
 
 /// What the headers of a read say; empty when they are not there.
@@ -105,7 +121,7 @@ pub async fn get<S: Store>(
         Space::Action => {
             answering.hold(limits::ACTION_READ_HELD_LEN).await?;
             let key = action_key(services, target);
-            let entry = services.store.action_get_held(key, true, async |len| answering.hold(len).await).await?;
+            let entry = services.store.action_get_held(key, true, &mut AnswerMemory(answering)).await?;
             let data = entry.ok_or_else(not_found)?.data;
             if services.options.check_http_actions {
                 let is_json = wants.accept == JSON;

@@ -9,7 +9,7 @@ use crate::pure::admission;
 use crate::pure::digest::{Digest, Hash};
 use crate::rt::channel::ReplyTo;
 use crate::store::{
-    ActionEntry, ActionKey, Blob, Get, Opened, Put, PutOutcome, StoreError, UploadEnd, UploadKey, UploadStatus,
+    ActionEntry, ActionKey, Blob, Get, Opened, Put, PutOutcome, StoreError, UploadEnd, UploadKey, UploadStatus, Wanted,
 };
 
 /// A request to the owner of what it names.
@@ -24,6 +24,8 @@ pub enum Request {
     },
     Get {
         get: Get,
+        /// Without asking a backend.
+        only_here: bool,
         reply: ReplyTo<Result<Option<Blob>, StoreError>>,
     },
     Put {
@@ -39,8 +41,14 @@ pub enum Request {
         key: UploadKey,
         reply: ReplyTo<Result<UploadStatus, StoreError>>,
     },
+    /// Answered when it comes, or does not.
+    Fetch {
+        wanted: Wanted,
+        reply: ReplyTo<bool>,
+    },
     ActionGet {
         key: ActionKey,
+        only_here: bool,
         reply: ReplyTo<Result<Option<ActionEntry>, StoreError>>,
     },
     ActionPut {

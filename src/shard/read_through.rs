@@ -25,7 +25,7 @@ use crate::pure::upload_queue::{ObjectKind, Upload};
 use crate::rt;
 use crate::rt::channel::{self, Sender};
 use crate::rt::local::{Event, Local, Permits};
-use crate::store::{Accept, ActionEntry, ActionKey, Blob, BlobStream, Encoding, Get, StoreError};
+use crate::store::{Accept, ActionEntry, ActionKey, Blob, BlobStream, Encoding, Get, StoreError, Wanted};
 
 /// The flights of one core.
 pub(super) struct Flights {
@@ -169,20 +169,45 @@ impl<D: BlobDisk> Worker<D> {
         if !self.reads_through(&get.digest) {
             return Ok(None);
         }
-        let Some(_waiting) = self.flights().wait() else { return Ok(None) };
-        let name = Upload { kind: ObjectKind::Cas, digest: get.digest };
-        let Some(flight) = self.board(name) else { return Ok(None) };
-        let follows = !is_small(&get.digest);
+        match self.await_blob(get.digest).await {
+            None => Ok(None),
+            Some((Phase::Asking | Phase::Missed | Phase::Failed, _)) => Ok(None),
+            Some((Phase::Landed, _)) => self.get_here(get).await,
+            Some((Phase::Streaming, flight)) => self.follow(get, flight),
+        }
+    }
+
+    /// Waits until a blob can be followed, if it is a large one, or else until its flight has ended.
+    async fn await_blob(&self, digest: Digest) -> Option<(Phase, Rc<Flight>)> {
+        let _waiting = self.flights().wait()?;
+        let flight = self.board(Upload { kind: ObjectKind::Cas, digest })?;
+        let follows = !is_small(&digest);
         let wanted = |phase| match phase {
             Phase::Asking => false,
             Phase::Streaming => follows,
             Phase::Landed | Phase::Missed | Phase::Failed => true,
         };
-        match flight.answered(wanted).await {
-            Phase::Asking | Phase::Missed | Phase::Failed => Ok(None),
-            Phase::Landed => self.get_here(get).await,
-            Phase::Streaming => self.follow(get, flight),
-        }
+        Some((flight.answered(wanted).await, flight))
+    }
+
+    /// Waits until an action's flight has ended.
+    async fn await_action(&self, key: ActionKey) -> Option<Phase> {
+        let _waiting = self.flights().wait()?;
+        let digest = Digest { hash: key.hash, size: key.size.unwrap_or(0) };
+        let flight = self.board(Upload { kind: ObjectKind::Action, digest })?;
+        Some(flight.answered(|phase| !matches!(phase, Phase::Asking | Phase::Streaming)).await)
+    }
+
+    /// Waits until what is wanted is here or on its way; false when it is not to be had.
+    pub(super) async fn fetch(&self, wanted: Wanted) -> bool {
+        let phase = match wanted {
+            Wanted::Blob(digest) if self.has_blob(&digest).await => return true,
+            Wanted::Blob(digest) if !self.reads_through(&digest) => return false,
+            Wanted::Blob(digest) => self.await_blob(digest).await.map(|(phase, _)| phase),
+            Wanted::Action(_) if self.backend().is_none() => return false,
+            Wanted::Action(key) => self.await_action(key).await,
+        };
+        matches!(phase, Some(Phase::Streaming | Phase::Landed))
     }
 
     /// An action that is not here, from the backend. `None` is a miss.
@@ -190,13 +215,9 @@ impl<D: BlobDisk> Worker<D> {
         if self.backend().is_none() {
             return Ok(None);
         }
-        let Some(_waiting) = self.flights().wait() else { return Ok(None) };
-        let digest = Digest { hash: key.hash, size: key.size.unwrap_or(0) };
-        let Some(flight) = self.board(Upload { kind: ObjectKind::Action, digest }) else { return Ok(None) };
-        let ended = |phase| !matches!(phase, Phase::Asking | Phase::Streaming);
-        match flight.answered(ended).await {
-            Phase::Landed => self.action_here(key).await,
-            Phase::Asking | Phase::Streaming | Phase::Missed | Phase::Failed => Ok(None),
+        match self.await_action(key).await {
+            Some(Phase::Landed) => self.action_here(key).await,
+            None | Some(Phase::Asking | Phase::Streaming | Phase::Missed | Phase::Failed) => Ok(None),
         }
     }
 

@@ -20,7 +20,7 @@ use crate::rt::gate::Gate;
 use crate::rt::local::Event;
 use crate::rt::time::{Either, race};
 use crate::store::{
-    ActionEntry, ActionKey, Blob, Get, Opened, Put, PutOutcome, Store, StoreError, UploadKey, UploadStatus,
+    ActionEntry, ActionKey, Blob, Get, Opened, Put, PutOutcome, Store, StoreError, UploadKey, UploadStatus, Wanted,
 };
 
 /// One core's end of the mesh, made before the cores start and handed to its core.
@@ -139,7 +139,32 @@ impl<D: BlobDisk> Store for Router<D> {
     async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {
         match self.lane(&get.digest.hash) {
             None => self.0.worker.get(get).await,
-            Some(lane) => lane.ask(|reply| Request::Get { get, reply }).await,
+            Some(lane) => lane.ask(|reply| Request::Get { get, only_here: false, reply }).await,
+        }
+    }
+
+    async fn get_here(&self, get: Get) -> Result<Option<Blob>, StoreError> {
+        match self.lane(&get.digest.hash) {
+            None => self.0.worker.get_here(get).await,
+            Some(lane) => lane.ask(|reply| Request::Get { get, only_here: true, reply }).await,
+        }
+    }
+
+    async fn fetch(&self, wanted: Wanted) -> Result<bool, StoreError> {
+        let hash = match &wanted {
+            Wanted::Blob(digest) => digest.hash,
+            Wanted::Action(key) => key.hash,
+        };
+        // Why first: most servers have no backend, and need no message to know that.
+        if self.0.worker.backend().is_none() {
+            return Ok(false);
+        }
+        match self.lane(&hash) {
+            None => Ok(self.0.worker.fetch(wanted).await),
+            Some(lane) => {
+                let reply = lane.post(|reply| Request::Fetch { wanted, reply }).await?;
+                reply.recv().await.map_err(|_| StoreError::Stopping)
+            }
         }
     }
 
@@ -167,7 +192,14 @@ impl<D: BlobDisk> Store for Router<D> {
     async fn action_get(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
         match self.lane(&key.hash) {
             None => self.0.worker.action_get(key).await,
-            Some(lane) => lane.ask(|reply| Request::ActionGet { key, reply }).await,
+            Some(lane) => lane.ask(|reply| Request::ActionGet { key, only_here: false, reply }).await,
+        }
+    }
+
+    async fn action_get_here(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
+        match self.lane(&key.hash) {
+            None => self.0.worker.action_here(key).await,
+            Some(lane) => lane.ask(|reply| Request::ActionGet { key, only_here: true, reply }).await,
         }
     }
 
@@ -222,8 +254,8 @@ async fn handle<D: BlobDisk>(worker: Worker<D>, request: Request) {
                 reply.send(missing);
             });
         }
-        Request::Get { get, reply } => match worker.get_here(get).await {
-            Ok(None) if worker.reads_through(&get.digest) => {
+        Request::Get { get, only_here, reply } => match worker.get_here(get).await {
+            Ok(None) if !only_here && worker.reads_through(&get.digest) => {
                 let elsewhere = worker.clone();
                 worker.apart(async move { reply.send(elsewhere.get_there(get).await) });
             }
@@ -242,8 +274,12 @@ async fn handle<D: BlobDisk>(worker: Worker<D>, request: Request) {
             }
         }
         Request::UploadStatus { key, reply } => reply.send(worker.upload_status(&key).await),
-        Request::ActionGet { key, reply } => match worker.action_here(key).await {
-            Ok(None) if worker.backend().is_some() => {
+        Request::Fetch { wanted, reply } => {
+            let elsewhere = worker.clone();
+            worker.apart(async move { reply.send(elsewhere.fetch(wanted).await) });
+        }
+        Request::ActionGet { key, only_here, reply } => match worker.action_here(key).await {
+            Ok(None) if !only_here && worker.backend().is_some() => {
                 let elsewhere = worker.clone();
                 worker.apart(async move { reply.send(elsewhere.action_there(key).await) });
             }

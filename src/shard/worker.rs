@@ -199,6 +199,12 @@ impl<D: BlobDisk> Worker<D> {
         missing
     }
 
+    /// Whether a blob is here; that counts as use.
+    pub(super) async fn has_blob(&self, digest: &Digest) -> bool {
+        self.0.disk.ready(&digest.hash).await;
+        self.0.disk.contains(&cas_key(digest))
+    }
+
     /// The size of a blob that is known by its hash only.
     pub async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError> {
         if let Some(size) = self.0.ram.with(|ram| ram.size_of(&hash)) {

@@ -7,7 +7,8 @@ use bytes::Bytes;
 
 use super::walk::{Visit, Walk, WalkStop};
 use super::{
-    Accept, ActionEntry, ActionKey, Blob, Get, Opened, Put, PutOutcome, Store, StoreError, UploadKey, UploadStatus,
+    Accept, ActionEntry, ActionKey, Blob, Get, Memory, Opened, Put, PutOutcome, Store, StoreError, Uncounted,
+    UploadKey, UploadStatus, Wanted,
 };
 use crate::limits;
 use crate::pure::action_result::{References, sort_distinct};
@@ -28,27 +29,38 @@ impl<S: Store> Complete<S> {
         Self { inner, walks: Permits::new(limits::CHECK_WALKS_MAX) }
     }
 
-    /// As `action_get`; without `check` every action passes. `hold` is asked for memory before anything long is kept or checked: it may wait, and end the call.
+    /// As `action_get`, for who holds `ACTION_READ_HELD_LEN` bytes in `memory`; without `check` every action passes. The
+    /// memory is given back while a backend is asked, and more is taken before anything long is kept or checked, which may
+    /// wait, and end the call.
     pub async fn action_get_held<E: From<StoreError>>(
         &self,
         key: ActionKey,
         check: bool,
-        hold: impl AsyncFnOnce(usize) -> Result<(), E>,
+        memory: &mut impl Memory<E>,
     ) -> Result<Option<ActionEntry>, E> {
-        let Some(mut entry) = self.inner.action_get(key).await? else { return Ok(None) };
+        let mut found = self.inner.action_get_here(key).await?;
+        if found.is_none() {
+            memory.release();
+            if !self.inner.fetch(Wanted::Action(key)).await? {
+                return Ok(None);
+            }
+            memory.hold(limits::ACTION_READ_HELD_LEN).await?;
+            found = self.inner.action_get_here(key).await?;
+        }
+        let Some(mut entry) = found else { return Ok(None) };
         let is_long = |entry: &ActionEntry| entry.data.len() > limits::ACTION_RESULT_HELD_LEN_MAX;
         let references = if check && !is_long(&entry) { References::of(&entry.data).ok() } else { None };
         let is_costly = |references: &References| !references.trees.is_empty() || !references.roots.is_empty();
         if is_long(&entry) {
             // Why read again: nothing that long is kept while it waits for memory.
             drop(entry);
-            hold(limits::ACTION_HELD_LEN).await?;
-            match self.inner.action_get(key).await? {
+            memory.hold(limits::ACTION_HELD_LEN).await?;
+            match self.inner.action_get_here(key).await? {
                 Some(again) => entry = again,
                 None => return Ok(None),
             }
         } else if references.as_ref().is_some_and(is_costly) {
-            hold(limits::ACTION_HELD_LEN).await?;
+            memory.hold(limits::ACTION_HELD_LEN).await?;
         }
         if !check {
             return Ok(Some(entry));
@@ -154,6 +166,14 @@ impl<S: Store> Store for Complete<S> {
         self.inner.get(get).await
     }
 
+    async fn get_here(&self, get: Get) -> Result<Option<Blob>, StoreError> {
+        self.inner.get_here(get).await
+    }
+
+    async fn fetch(&self, wanted: Wanted) -> Result<bool, StoreError> {
+        self.inner.fetch(wanted).await
+    }
+
     async fn put(&self, put: Put) -> Result<PutOutcome, StoreError> {
         self.inner.put(put).await
     }
@@ -167,7 +187,7 @@ impl<S: Store> Store for Complete<S> {
     }
 
     async fn action_get(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
-        self.action_get_held(key, true, async |_| Ok(())).await
+        self.action_get_held(key, true, &mut Uncounted).await
     }
 
     async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError> {

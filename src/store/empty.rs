@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::{
     Accept, ActionEntry, ActionKey, Blob, Encoding, Get, Opened, Put, PutOutcome, Store, StoreError, UploadKey,
-    UploadStatus,
+    UploadStatus, Wanted,
 };
 use crate::pure::digest::{Digest, EMPTY, Hash};
 
@@ -44,6 +44,17 @@ impl<S: Store> Store for Empty<S> {
         Ok(Some(Blob::Whole { data, encoding }))
     }
 
+    async fn get_here(&self, get: Get) -> Result<Option<Blob>, StoreError> {
+        if get.digest.is_empty() { self.get(get).await } else { self.0.get_here(get).await }
+    }
+
+    async fn fetch(&self, wanted: Wanted) -> Result<bool, StoreError> {
+        match wanted {
+            Wanted::Blob(digest) if digest.is_empty() => Ok(true),
+            wanted => self.0.fetch(wanted).await,
+        }
+    }
+
     async fn put(&self, put: Put) -> Result<PutOutcome, StoreError> {
         if !put.digest.is_empty() {
             return self.0.put(put).await;
@@ -68,6 +79,10 @@ impl<S: Store> Store for Empty<S> {
 
     async fn action_get(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
         self.0.action_get(key).await
+    }
+
+    async fn action_get_here(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
+        self.0.action_get_here(key).await
     }
 
     async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError> {

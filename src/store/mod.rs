@@ -167,6 +167,33 @@ pub struct ActionKey {
     pub size: Option<u64>,
 }
 
+/// What may be fetched from a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    Blob(Digest),
+    Action(ActionKey),
+}
+
+/// Who has memory for an answer, and takes it back while the answer is sought elsewhere.
+#[allow(async_fn_in_trait)] // Why: futures stay on their core; nobody asks for Send.
+pub trait Memory<E> {
+    /// Takes memory for so many bytes, after waiting for it, in place of what was taken before.
+    async fn hold(&mut self, len: usize) -> Result<(), E>;
+    /// Gives back what was taken.
+    fn release(&mut self);
+}
+
+/// For who counts no memory.
+pub struct Uncounted;
+
+impl<E> Memory<E> for Uncounted {
+    async fn hold(&mut self, _len: usize) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn release(&mut self) {}
+}
+
 /// A stored ActionResult, and which version of it this is.
 #[derive(Debug, Clone)]
 pub struct ActionEntry {
@@ -228,6 +255,15 @@ pub trait Store: Clone + 'static {
     async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError>;
     /// `None` is a miss.
     async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError>;
+    /// The same of what is here, without asking a backend; then `fetch` tells more. A store without backends has no other.
+    async fn get_here(&self, get: Get) -> Result<Option<Blob>, StoreError> {
+        self.get(get).await
+    }
+    /// Waits until what is not here comes from a backend; false when it does not. Who calls this should hold no memory that
+    /// others want: it takes as long as backends do.
+    async fn fetch(&self, _wanted: Wanted) -> Result<bool, StoreError> {
+        Ok(false)
+    }
     /// Verifies and stores a small blob.
     async fn put(&self, put: Put) -> Result<PutOutcome, StoreError>;
     /// Starts or resumes an upload at `write_offset` raw bytes. 0 starts anew; else it must be what
@@ -237,6 +273,10 @@ pub trait Store: Clone + 'static {
     async fn upload_status(&self, key: UploadKey) -> Result<UploadStatus, StoreError>;
     /// `None` is a miss.
     async fn action_get(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError>;
+    /// As `get_here`.
+    async fn action_get_here(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
+        self.action_get(key).await
+    }
     /// Stores or replaces.
     async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError>;
     /// Drops the entry if it is still this version.

@@ -214,6 +214,10 @@ impl Answering for Holding {
     async fn hold(&mut self, len: usize) -> Result<(), Refusal> {
         Holding::hold(self, len).await
     }
+
+    fn release(&mut self) {
+        self.room = None;
+    }
 }
 
 /// The body of a PUT.

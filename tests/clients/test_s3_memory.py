@@ -1,0 +1,56 @@
+"""Goal: clients that wait for a sick store take no memory from those who do not need it.
+Method: a server with little memory, a silent store, and more cold reads than there is memory for replies; then reads of what
+is here."""
+
+import concurrent.futures
+import contextlib
+import time
+
+import grpc
+import pytest
+
+from content import unique
+from fault_s3 import FaultStore
+from reapi import Client, blob_name, digest, digest_of, upload_name
+from wait import until
+
+MIB = 1 << 20
+READERS = 150
+
+
+@pytest.fixture
+def store():
+    made = FaultStore()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("kind", ["blobs", "actions", "batches"])
+def test_waiting_for_a_store_holds_no_memory(store, fresh, kind):
+    server = fresh(memory_limit="300M", cores="2", **store.flags())
+    local = unique(MIB)
+    with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+        clients = [stack.enter_context(Client(server.address)) for _ in range(6)]
+        clients[0].write(upload_name(local.hash, local.size), local.chunks())
+        store.fault, store.methods = "silent", ("GET",)
+
+        def cold(number: int) -> None:
+            client = clients[number % 6]
+            with contextlib.suppress(grpc.RpcError):
+                if kind == "blobs":
+                    content = unique(MIB)
+                    client.read(blob_name(content.hash, content.size))
+                elif kind == "batches":
+                    client.batch_read([digest(unique(MIB)) for _ in range(3)])
+                else:
+                    client.get_action(digest_of(b"action %d" % number))
+
+        calls = [pool.submit(cold, number) for number in range(READERS)]
+        until(lambda: store.in_flight > 15, "cold reads that wait")
+        begun = time.monotonic()
+        assert clients[0].read(blob_name(local.hash, local.size)) == local.bytes()
+        waited = time.monotonic() - begun
+        assert not any(call.done() for call in calls), "the cold reads should still wait"
+        for call in calls:
+            call.result(60)
+    assert waited < 3, f"a read of what is here waited {waited:.1f} s"
