@@ -6,6 +6,7 @@ import concurrent.futures
 import http.client
 import pathlib
 import shutil
+import signal
 import time
 import uuid
 
@@ -417,6 +418,53 @@ def test_files_that_change_count_at_once_and_wrong_ones_never(fresh, home):
         assert 'bazel_remote_reloads_total{result="failed",what="credentials"} 1' in counts, counts
     finally:
         shutil.rmtree(mine)
+
+
+def test_sighup_reads_other_files(fresh, home):
+    # The configuration file names other files than at the start; what cannot change is said.
+    mine = scratch("hangup")
+    try:
+        flags = write_files(mine)
+        (mine / "other").write_text("write token-of-the-other-file\n")
+        settings = mine / "settings.yml"
+
+        def configure(**values):
+            settings.write_text("".join(f"{name}: {value}\n" for name, value in values.items()))
+
+        configure(**flags)
+        server = fresh(config_file=str(settings), http_address="127.0.0.1:0")
+        assert ended(server, CREDENTIALS["write token"], write) is None
+        configure(**flags | {"token_file": mine / "other", "allow_unauthenticated_reads": "true"})
+        server.signal(signal.SIGHUP)
+        until(lambda: "reload: token_file was" in server.log, "the new token file")
+        assert ended(server, CREDENTIALS["write token"], write) == Code.UNAUTHENTICATED
+        assert ended(server, "Bearer token-of-the-other-file", write) is None
+        assert ended(server, None, read) == Code.NOT_FOUND
+        # Nobody opens a cache by emptying a file.
+        settings.write_text("")
+        server.signal(signal.SIGHUP)
+        until(lambda: "access control cannot be turned off" in server.log, "the refusal")
+        assert ended(server, None, write) == Code.UNAUTHENTICATED
+    finally:
+        shutil.rmtree(mine)
+
+
+def test_the_names_of_bazel_remote(fresh, home):
+    # Its variables, odd ones included, and empty values, which are its defaults.
+    files = write_files(home)
+    environment = {
+        "BAZEL_REMOTE_HTPASSWD_FILE": files["htpasswd_file"], "BAZEL_REMOTE_UNAUTHENTICATED_READS": "true",
+        "BAZEL_REMOTE_TLS_CERT_FILE": "", "BAZEL_REMOTE_TLS_KEY_FILE": "", "BAZEL_REMOTE_TLS_CA_FILE": "",
+        "BAZEL_REMOTE_MIN_TLS_VERSION": "1.0",
+    }  # fmt: skip
+    server = Server(environment=environment, http_address="127.0.0.1:0")
+    try:
+        server.start()
+        assert ended(server, None, read) == Code.NOT_FOUND
+        assert ended(server, None, write) == Code.UNAUTHENTICATED
+        assert ended(server, CREDENTIALS["write"], write) is None
+    finally:
+        server.close()
 
 
 def ended_on(client: Client, call):

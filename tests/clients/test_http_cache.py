@@ -13,6 +13,7 @@ import subprocess
 import pytest
 import zstandard
 
+import credentials
 from content import EMPTY_HASH, Content, sha256, unique
 from metrics import scrape
 from reapi import Client, blob_name, digest, digest_of, message, upload_name
@@ -404,17 +405,20 @@ def test_curl(server):
         shutil.rmtree(home)
 
 
-def test_ccache(fresh):
+@pytest.mark.parametrize("login", ["", "ci:ccache-pass-1@"])
+def test_ccache(fresh, login):
     # Two machines, each with an empty local cache: what one compiles the other one gets.
-    server = fresh(http_address="127.0.0.1:0", disable_http_ac_validation="true")
     home = scratch("ccache")
+    (home / "htpasswd").write_text(f"ci:{credentials.sha1('ccache-pass-1')}\n")
+    guard = {"htpasswd_file": str(home / "htpasswd")} if login else {}
+    server = fresh(http_address="127.0.0.1:0", disable_http_ac_validation="true", **guard)
     source = home / "answer.c"
     source.write_text("int answer(void) { return 42; }\n")
 
     def compile_on(machine: str) -> dict:
         environment = os.environ | {
             "CCACHE_DIR": str(home / machine),
-            "CCACHE_REMOTE_STORAGE": f"http://{server.http_address}|layout=bazel",
+            "CCACHE_REMOTE_STORAGE": f"http://{login}{server.http_address}|layout=bazel",
             "CCACHE_NOHASHDIR": "1",
             "CCACHE_CONFIGPATH": str(home / "none.conf"),
         }
