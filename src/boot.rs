@@ -5,7 +5,6 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;
 
 use clap::Parser;
-use tracing_subscriber::EnvFilter;
 
 use crate::access::{AccessFiles, FileError, Passwords};
 use crate::backend;
@@ -14,9 +13,10 @@ use crate::backend::tls::{NoTrust, Trust};
 use crate::budget::Budget;
 use crate::config::effective::Effective;
 use crate::config::inputs::{Inputs, Outcome};
-use crate::config::{self, Config, ConfigError, Flags};
+use crate::config::{self, Config, ConfigError, Flags, LogTimezone};
 use crate::kept::{Kept, Watched};
 use crate::limits;
+use crate::logging::{self, Log};
 use crate::metrics::export::{self, Facts};
 use crate::net::accept::{self, ConnectionsMax};
 use crate::net::tls::TlsError;
@@ -86,10 +86,14 @@ pub fn main() -> ExitCode {
     if let Err(ConfigError::CommandLine(error)) = line {
         error.exit();
     }
-    // Why less for tools: their report is what is to be read.
-    let level = if line.as_ref().is_ok_and(|line| line.flags.tool.is_some()) { "warn" } else { "info" };
-    let filter = EnvFilter::try_from_env("RINGCAS_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let log = match &line {
+        Ok(Outcome { flags: CommandLine { serve, tool, .. }, .. }) => {
+            let (level, timezone) = serve.log();
+            // Why less for tools: their report is what is to be read.
+            logging::start(level.or(tool.as_ref().map(|_| "warn")), timezone)
+        }
+        Err(_) => logging::start(None, LogTimezone::Utc),
+    };
     cores::log_panics();
     let ended = match line {
         Ok(Outcome { flags: CommandLine { tool: Some(tool), .. }, .. }) => return offline::run(tool),
@@ -98,7 +102,7 @@ pub fn main() -> ExitCode {
             match flags {
                 CommandLine { serve, print_config: true, .. } => print(serve, &effective),
                 CommandLine { serve, check_config: true, .. } => serve.resolve().map(drop).map_err(Failure::from),
-                CommandLine { serve: flags, .. } => serve(flags, inputs, effective),
+                CommandLine { serve: flags, .. } => serve(flags, inputs, effective, log),
             }
         }
         Err(error) => Err(error.into()),
@@ -112,7 +116,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn serve(flags: Flags, inputs: Inputs, effective: Effective) -> Result<(), Failure> {
+fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result<(), Failure> {
     let hangups = Hangups::take().map_err(Failure::Signals)?;
     let config = flags.resolve()?;
     if let Err(error) = cores::raise_descriptor_limit() {
@@ -150,7 +154,8 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective) -> Result<(), Failu
     let (targets, inboxes) = accept::inboxes(count, connections);
     let facts = Facts {
         prefix: config.metrics_prefix.text(),
-        is_enabled: config.endpoint_metrics,
+        is_http_prefixed: config.http_metrics_prefix,
+        is_enabled: config.endpoint_metrics.into(),
         max_size: volume.max_size(),
         memory_limit: config.memory_limit,
         started_s: rt::time::unix_seconds(),
@@ -164,6 +169,7 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective) -> Result<(), Failu
     let live = Latest::new(Live::of(&config));
     let mut reloader = Reloader::new(inputs, effective);
     reloader.add(live.clone());
+    reloader.add(log);
     let mut files: Vec<Box<dyn Watched>> = Vec::new();
     if let Some((kept, _)) = &tls {
         files.push(Box::new(kept.clone()));
@@ -195,6 +201,7 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective) -> Result<(), Failu
             tls: tls.as_ref().map(|(_, acceptors)| acceptors.clone()),
             access: access.as_ref().map(|(_, rules, passwords)| (rules.clone(), passwords.clone())),
             write_slots,
+            writes_fit: writes_fit(&plan),
             quiet: quiet.clone(),
             closed: closed.clone(),
         };

@@ -83,12 +83,28 @@ pub struct Flags {
     /// One log line for each request, or none.
     #[arg(long, default_value = "all")]
     access_log_level: AccessLog,
+    /// What is logged: error, warn, info, debug, trace, or a list such as info,ringcas::backend=debug. Default: info; for
+    /// tools warn.
+    #[arg(long, value_parser = crate::logging::level)]
+    log_level: Option<String>,
+    /// Whose time the lines of the log bear.
+    #[arg(long, default_value = "utc", ignore_case = true)]
+    log_timezone: LogTimezone,
+    /// How long an HTTP request may take to come in, from the end of its head; 0 for as long as it moves.
+    #[arg(long, default_value = "0", value_parser = duration)]
+    http_read_timeout: Duration,
+    /// How long an HTTP request may take to be answered, from the end of its head; 0 for as long as the answer moves.
+    #[arg(long, default_value = "0", value_parser = duration)]
+    http_write_timeout: Duration,
     /// Serve /metrics on the HTTP port.
     #[arg(long, default_value_t = true)]
     enable_endpoint_metrics: bool,
     /// What the names of metrics start with, but for grpc_server_*, http_* and process_*.
     #[arg(long, default_value = "bazel_remote")]
     metrics_prefix: MetricsPrefix,
+    /// Let the names of http_* metrics start with the prefix too.
+    #[arg(long)]
+    http_metrics_prefix: bool,
     /// Let /ac/ on the HTTP port take and give any bytes, as ccache needs it: not ActionResults that are checked.
     #[arg(long)]
     disable_http_ac_validation: bool,
@@ -198,6 +214,16 @@ pub enum AccessLog {
     None,
 }
 
+/// `--log_timezone`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogTimezone {
+    Utc,
+    /// That of the machine, or of TZ.
+    Local,
+    /// No time at all.
+    None,
+}
+
 /// The checked configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -224,8 +250,15 @@ pub struct Config {
     pub max_blob_size: u64,
     pub shutdown_timeout: Duration,
     pub access_log: bool,
+    /// `None` for what is usual.
+    pub log_level: Option<String>,
+    /// Of an HTTP request and of its answer; zero for no limit.
+    pub http_read_timeout: Duration,
+    pub http_write_timeout: Duration,
     pub endpoint_metrics: bool,
     pub metrics_prefix: MetricsPrefix,
+    /// It stands before the names of http_* metrics too.
+    pub http_metrics_prefix: bool,
     pub mangle_action_keys: bool,
     pub check_http_actions: bool,
     /// An action result is there only with its blobs.
@@ -285,6 +318,11 @@ pub enum ConfigError {
 }
 
 impl Flags {
+    /// `--log_level` and `--log_timezone`: wanted before anything can be said.
+    pub fn log(&self) -> (Option<&str>, LogTimezone) {
+        (self.log_level.as_deref(), self.log_timezone)
+    }
+
     /// Checks every setting and fills in the defaults that depend on the machine.
     pub fn resolve(self) -> Result<Config, ConfigError> {
         let dir = dir_or_default(self.dir)?;
@@ -329,8 +367,12 @@ impl Flags {
             max_blob_size: self.max_blob_size,
             shutdown_timeout: self.shutdown_timeout,
             access_log: self.access_log_level == AccessLog::All,
+            log_level: self.log_level,
+            http_read_timeout: self.http_read_timeout,
+            http_write_timeout: self.http_write_timeout,
             endpoint_metrics: self.enable_endpoint_metrics,
             metrics_prefix: self.metrics_prefix,
+            http_metrics_prefix: self.http_metrics_prefix,
             mangle_action_keys: self.enable_ac_key_instance_mangling,
             check_http_actions: !self.disable_http_ac_validation,
             check_actions: !self.disable_grpc_ac_deps_check,

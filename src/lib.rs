@@ -9,6 +9,7 @@ pub mod budget;
 pub mod config;
 pub mod kept;
 pub mod limits;
+pub mod logging;
 pub mod metrics;
 pub mod net;
 pub mod offline;

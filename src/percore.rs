@@ -25,6 +25,7 @@ use crate::rt::latest::Latest;
 use crate::rt::published::Published;
 use crate::rt::signal::Shutdown;
 use crate::rt::tcp::Listener;
+use crate::rt::time::Either;
 use crate::service::health::Health;
 use crate::service::shed::ShedLog;
 use crate::service::{Options, Services};
@@ -60,8 +61,9 @@ pub struct Kit {
     pub tls: Option<Published<Acceptors>>,
     /// Who may do what; `None` for everybody everything.
     pub access: Option<(Published<Rules>, Passwords)>,
-    /// CAS writes in flight on all cores.
+    /// CAS writes in flight on all cores, and for how many there is memory.
     pub write_slots: u32,
+    pub writes_fit: u32,
     /// Passed when no core serves clients any more: from then on no peer asks this core's worker for anything.
     pub quiet: Barrier,
     /// Passed when every core has closed its disk: from then on nobody needs the segment pool.
@@ -121,6 +123,7 @@ pub async fn run(kit: Kit) {
         tls,
         access,
         write_slots,
+        writes_fit,
         quiet,
         closed,
     } = kit;
@@ -143,9 +146,9 @@ pub async fn run(kit: Kit) {
         mangle_action_keys: config.mangle_action_keys,
         check_http_actions: config.check_http_actions,
         check_actions: config.check_actions,
-        max_blob_size: config.max_blob_size.min(disk.max_blob_len()),
-        access_log: Cell::new(config.access_log),
-        shed_status: config.write_shed_status.into(),
+        max_blob_size: Cell::default(),
+        access_log: Cell::default(),
+        shed_status: Cell::new(config.write_shed_status.into()),
         shed_log,
     };
     let share = |bytes: u64| usize::try_from(bytes / cores as u64).unwrap_or(usize::MAX);
@@ -184,13 +187,6 @@ pub async fn run(kit: Kit) {
     let health = Health::new(true);
     let options = Rc::new(options);
     let services = Services::new(router.clone(), options.clone(), health.clone());
-    let mut changes = live.changes();
-    rt::spawn(async move {
-        loop {
-            let Live { access_log, shutdown_timeout: _ } = *changes.next().await;
-            options.access_log.set(access_log);
-        }
-    });
     let (exporter, reporter) = metrics.split();
     let settings = Settings {
         stream_window: config.stream_window,
@@ -199,6 +195,21 @@ pub async fn run(kit: Kit) {
         access: Rc::new(access.map(|(rules, passwords)| Access::by(&rules, &passwords)).unwrap_or_default()),
     };
     let server = Server::new(services, settings, exporter);
+    let changing = Changing {
+        options,
+        worker: worker.clone(),
+        server: server.clone(),
+        max_blob_len: disk.max_blob_len(),
+        writes_fit,
+    };
+    let mut changes = live.changes();
+    changing.apply(&live.get());
+    let ending = shutdown.clone();
+    rt::spawn(async move {
+        while let Either::Left(live) = rt::time::race(changes.next(), ending.wait()).await {
+            changing.apply(&live);
+        }
+    });
     let counting = Rc::new(Counting {
         core,
         load: load.clone(),
@@ -242,6 +253,39 @@ pub async fn run(kit: Kit) {
     worker.stop().await;
     disk.shutdown().await;
     closed.pass().await;
+}
+
+/// Where this core looks at what can change.
+struct Changing {
+    options: Rc<Options>,
+    worker: Worker<Disk>,
+    server: Rc<Server<Router<Disk>>>,
+    /// Bytes.
+    max_blob_len: u64,
+    writes_fit: u32,
+}
+
+impl Changing {
+    fn apply(&self, live: &Live) {
+        let Live {
+            access_log,
+            endpoint_metrics,
+            http_read_timeout,
+            http_write_timeout,
+            max_blob_size,
+            // Looked at when the core ends.
+            shutdown_timeout: _,
+            write_queue_wait,
+            write_shed_status,
+            write_slots,
+        } = *live;
+        self.options.access_log.set(access_log);
+        self.options.max_blob_size.set(max_blob_size.min(self.max_blob_len));
+        self.options.shed_status.set(write_shed_status.into());
+        self.server.enable_metrics(endpoint_metrics);
+        self.server.set_http_times(http_read_timeout, http_write_timeout);
+        self.worker.set_write_limits(write_slots.unwrap_or(self.writes_fit), write_queue_wait);
+    }
 }
 
 /// Whatever counts on this core.

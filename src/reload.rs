@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::access::AccessFiles;
 use crate::config::effective::Effective;
 use crate::config::inputs::{Inputs, Outcome};
-use crate::config::{Config, ConfigError, Flags};
+use crate::config::{Config, ConfigError, Flags, WriteShedStatus};
 use crate::kept::Kept;
 use crate::net::tls::TlsFiles;
 use crate::rt::latest::Latest;
@@ -25,15 +25,45 @@ pub trait Part: Send {
 pub struct Live {
     /// One log line for each request.
     pub access_log: bool,
+    pub endpoint_metrics: bool,
+    /// Zero for no limit.
+    pub http_read_timeout: Duration,
+    pub http_write_timeout: Duration,
+    /// Bytes.
+    pub max_blob_size: u64,
     pub shutdown_timeout: Duration,
+    pub write_queue_wait: Duration,
+    pub write_shed_status: WriteShedStatus,
+    /// `None` for as many as there is memory for.
+    pub write_slots: Option<u32>,
 }
 
 impl Live {
     /// The flags that these follow from.
-    const FLAGS: [&str; 2] = ["access_log_level", "shutdown_timeout"];
+    const FLAGS: [&str; 9] = [
+        "access_log_level",
+        "enable_endpoint_metrics",
+        "http_read_timeout",
+        "http_write_timeout",
+        "max_blob_size",
+        "max_inflight_cas_writes",
+        "shutdown_timeout",
+        "write_queue_wait",
+        "write_shed_status",
+    ];
 
     pub fn of(config: &Config) -> Self {
-        Self { access_log: config.access_log, shutdown_timeout: config.shutdown_timeout }
+        Self {
+            access_log: config.access_log,
+            endpoint_metrics: config.endpoint_metrics,
+            http_read_timeout: config.http_read_timeout,
+            http_write_timeout: config.http_write_timeout,
+            max_blob_size: config.max_blob_size,
+            shutdown_timeout: config.shutdown_timeout,
+            write_queue_wait: config.write_queue_wait,
+            write_shed_status: config.write_shed_status,
+            write_slots: config.write_slots,
+        }
     }
 }
 
@@ -161,7 +191,17 @@ mod tests {
     #[test]
     fn each_flag_counts() {
         let base = Live::of(&read(&Inputs::new(&["--dir=/d"], &[])).0);
-        let others = [("access_log_level", "none"), ("shutdown_timeout", "7s")];
+        let others = [
+            ("access_log_level", "none"),
+            ("enable_endpoint_metrics", "false"),
+            ("http_read_timeout", "7s"),
+            ("http_write_timeout", "7s"),
+            ("max_blob_size", "7"),
+            ("max_inflight_cas_writes", "7"),
+            ("shutdown_timeout", "7s"),
+            ("write_queue_wait", "7s"),
+            ("write_shed_status", "unavailable"),
+        ];
         assert_eq!(others.map(|(flag, _)| flag), Live::FLAGS);
         for (flag, value) in others {
             let live = Live::of(&read(&Inputs::new(&["--dir=/d", &format!("--{flag}={value}")], &[])).0);
@@ -203,18 +243,19 @@ mod tests {
 
         write("dir: /d\nshutdown_timeout: 6s\nstorage_mode: uncompressed\nack: durable\naccess_log_level: none\n");
         reloader.reload();
-        assert_eq!(*live.get(), Live { access_log: false, shutdown_timeout: Duration::from_secs(6) });
+        let now = || (live.get().access_log, live.get().shutdown_timeout.as_secs());
+        assert_eq!(now(), (false, 6));
         assert_eq!(value(&reloader, "shutdown_timeout"), some("6s"));
         assert_eq!(value(&reloader, "storage_mode"), some("zstd"), "it needs a restart");
         assert_eq!(value(&reloader, "ack"), None, "its part refused");
 
         write("dir: /d\nshutdown_timeout: soon\naccess_log_level: all\n");
         reloader.reload();
-        assert_eq!(*live.get(), Live { access_log: false, shutdown_timeout: Duration::from_secs(6) });
+        assert_eq!(now(), (false, 6));
         assert_eq!(*told.lock().expect("no panic"), 1, "no part is told of a broken file");
 
         write("dir: /d\n");
         reloader.reload();
-        assert_eq!(*live.get(), Live { access_log: true, shutdown_timeout: Duration::from_secs(30) });
+        assert_eq!(now(), (true, 30));
     }
 }

@@ -57,13 +57,10 @@ const ROWS: &[(&str, Fate)] = &[
     ("grpc_proxy.key_file", PROXY),
     ("grpc_proxy.url", PROXY),
     ("host", PartOf("http_address")),
-    ("http_metrics_prefix", Ignored("the names of http_* metrics stay as they are")),
     ("http_proxy.ca_file", PROXY),
     ("http_proxy.cert_file", PROXY),
     ("http_proxy.key_file", PROXY),
     ("http_proxy.url", PROXY),
-    ("http_read_timeout", Ignored("a request that stands still is cut off after two minutes")),
-    ("http_write_timeout", Ignored("an answer that stands still is cut off after two minutes")),
     ("idle_timeout", Ignored("the server goes on until it is told to stop")),
     ("l1_auth_secret", PREFIXES),
     ("l1_unsafe_no_auth_secret", Ignored("there is no secret that it would stand for")),
@@ -74,7 +71,6 @@ const ROWS: &[(&str, Fate)] = &[
     ("ldap.groups_query", LDAP),
     ("ldap.url", LDAP),
     ("ldap.username_attribute", LDAP),
-    ("log_timezone", Ignored("times in the log are in UTC")),
     ("lru_artifacts", Ignored("what is used together is not written down")),
     ("max_size_hard_limit", Ignored("--max_size is hard: the cache never takes more")),
     ("port", PartOf("http_address")),
@@ -89,6 +85,10 @@ const ROWS: &[(&str, Fate)] = &[
     ("trust_storage_prefix_header", PREFIXES),
     ("zstd_implementation", Ignored("zstd is always libzstd")),
 ];
+
+/// Values of our own settings that mean something else here.
+const VALUES: &[(&str, &str, &str)] =
+    &[("s3.signature_type", "v2", "requests are signed by version 4, which all stores know that knew version 2")];
 
 /// Values with which a setting asks for nothing that is not so anyway.
 const IDLE: &[(&str, &str)] = &[("max_size_hard_limit", "-1"), ("profile_address", "none"), ("s3.key_version", "2")];
@@ -112,6 +112,10 @@ pub fn has(flag: &str) -> bool {
 pub fn judge(effective: &Effective) -> Result<Vec<String>, ConfigError> {
     let mut lines = Vec::new();
     for entry in effective.given() {
+        let value = entry.value.as_deref().unwrap_or_default();
+        for (_, _, reason) in VALUES.iter().filter(|(flag, odd, _)| *flag == entry.flag && *odd == value) {
+            lines.push(format!("{} {value}: {reason}", entry.place()));
+        }
         let Some(fate) = fate(&entry.flag).filter(|_| !is_idle(entry)) else { continue };
         let place = entry.place();
         match fate {

@@ -13,20 +13,22 @@ pub const SECTIONS: [(&str, &str); 6] = [
 /// What the names of variables begin with; ours go first.
 pub const PREFIXES: [&str; 2] = ["RINGCAS_", "BAZEL_REMOTE_"];
 
-/// Variables of bazel-remote that do not follow from the flag's name, its slips included.
+/// Variables that do not follow from the flag's name, bazel-remote's slips included.
 ///
 /// Source: bazel-remote `utils/flags`.
-const ODD: [(&str, &str); 11] = [
+const ODD: [(&str, &str); 13] = [
     ("allow_unauthenticated_reads", "BAZEL_REMOTE_UNAUTHENTICATED_READS"),
     ("azblob.cert_path", "AZURE_CLIENT_CERTIFICATE_PATH"),
     ("azblob.client_id", "AZURE_CLIENT_ID"),
     ("azblob.client_secret", "BAZEL_REMOTE_AZBLOB_SECRET_CLIENT_SECRET"),
+    ("azblob.client_secret", "AZURE_CLIENT_SECRET"),
     ("azblob.shared_key", "AZURE_STORAGE_ACCOUNT_KEY"),
     ("azblob.tenant_id", "AZURE_TENANT_ID"),
     ("disable_grpc_ac_deps_check", "BAZEL_REMOTE_DISABLE_GRPS_AC_DEPS_CHECK"),
     ("gcs_proxy.bucket", "BAZEL_REMOTE_GCS_BUCKET"),
     ("gcs_proxy.json_credentials_file", "BAZEL_REMOTE_GCS_JSON_CREDENTIALS_FILE"),
     ("gcs_proxy.use_default_credentials", "BAZEL_REMOTE_GCS_USE_DEFAULT_CREDENTIALS"),
+    ("log_level", "RINGCAS_LOG"),
     ("ldap.username_attribute", "BAZEL_REMOTE_LDAP_USER_ATTRIBUTE"),
 ];
 

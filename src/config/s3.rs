@@ -110,6 +110,8 @@ pub enum AuthMethod {
 /// `--s3.signature_type`.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SignatureType {
+    /// Taken for `v4`.
+    V2,
     V4,
     /// The same here: bodies are not signed in chunks, as their length is known.
     V4streaming,

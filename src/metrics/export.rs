@@ -1,5 +1,6 @@
 //! Collects from all cores, by message and within a time, and writes what Prometheus and `/status` read.
 
+use std::cell::Cell;
 use std::fmt::Write as _;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,8 +21,10 @@ use crate::rt::local::Local;
 pub struct Facts {
     /// In front of the names of `Scope::Ours` (`--metrics_prefix`).
     pub prefix: &'static str,
-    /// Off: `/metrics` is not there (`--enable_endpoint_metrics=false`).
-    pub is_enabled: bool,
+    /// And in front of those of HTTP (`--http_metrics_prefix`).
+    pub is_http_prefixed: bool,
+    /// Off: `/metrics` is not there (`--enable_endpoint_metrics=false`). Can change.
+    pub is_enabled: Cell<bool>,
     /// Bytes (`--max_size`).
     pub max_size: u64,
     /// Bytes (`--memory_limit`).
@@ -32,7 +35,8 @@ pub struct Facts {
 
 impl Default for Facts {
     fn default() -> Self {
-        Self { prefix: "bazel_remote", is_enabled: true, max_size: 0, memory_limit: 0, started_s: 0 }
+        let is_enabled = Cell::new(true);
+        Self { prefix: "bazel_remote", is_http_prefixed: false, is_enabled, max_size: 0, memory_limit: 0, started_s: 0 }
     }
 }
 
@@ -125,7 +129,12 @@ impl Exporter {
 
     /// Whether `/metrics` is served.
     pub fn is_enabled(&self) -> bool {
-        self.facts.is_enabled
+        self.facts.is_enabled.get()
+    }
+
+    /// Says whether `/metrics` is served from now on.
+    pub fn enable(&self, is_enabled: bool) {
+        self.facts.is_enabled.set(is_enabled);
     }
 
     /// All cores' series as they are now, of those that answer in time; of others as they last were.
@@ -184,7 +193,7 @@ impl Exporter {
     /// The answer to `GET /metrics`, in Prometheus' text format 0.0.4.
     pub async fn metrics(&self) -> String {
         let all = self.collect().await;
-        render(&all, self.facts.prefix)
+        render(&all, self.facts.prefix, self.facts.is_http_prefixed)
     }
 
     /// The answer to `GET /status`: bazel-remote's keys, in its order.
@@ -215,8 +224,10 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Writes every series, in the order of the table.
-fn render(all: &Snapshot, prefix: &str) -> String {
-    let families: Vec<MetricFamily> = TABLE.iter().filter_map(|row| family(row, all, prefix)).collect();
+fn render(all: &Snapshot, prefix: &str, is_http_prefixed: bool) -> String {
+    let is_prefixed = |row: &Row| row.scope == Scope::Ours || (is_http_prefixed && row.name.starts_with("http_"));
+    let prefixed = TABLE.iter().map(|row| (row, is_prefixed(row).then_some(prefix)));
+    let families: Vec<MetricFamily> = prefixed.filter_map(|(row, prefix)| family(row, all, prefix)).collect();
     let mut text = String::new();
     let written = TextEncoder::new().encode_utf8(&families, &mut text);
     debug_assert!(written.is_ok(), "no family is empty, and a string takes everything");
@@ -224,15 +235,15 @@ fn render(all: &Snapshot, prefix: &str) -> String {
 }
 
 /// `None` when there is no series.
-fn family(row: &Row, all: &Snapshot, prefix: &str) -> Option<MetricFamily> {
+fn family(row: &Row, all: &Snapshot, prefix: Option<&str>) -> Option<MetricFamily> {
     let samples: Vec<Sample> = all.of(row.metric).map(|(labels, value)| sample(row, labels, value)).collect();
     if samples.is_empty() {
         return None;
     }
     let mut family = MetricFamily::default();
-    family.set_name(match row.scope {
-        Scope::Ours => format!("{prefix}_{}", row.name),
-        Scope::Fixed => row.name.to_owned(),
+    family.set_name(match prefix {
+        Some(prefix) => format!("{prefix}_{}", row.name),
+        None => row.name.to_owned(),
     });
     family.set_help(row.help.to_owned());
     family.set_field_type(match row.kind {
@@ -337,7 +348,10 @@ mod tests {
         times.observe_time(Duration::from_micros(200));
         times.observe_time(Duration::from_secs(1000));
         all.add_histogram(Metric::DiskFlushTime, vec![], &times);
-        let text = render(&all, "ringcas");
+        all.add_labels(Metric::HttpInflight, vec!["GET".into(), "".into()], 1u64);
+        assert!(render(&all, "ringcas", true).contains("\nringcas_http_requests_inflight{"));
+        let text = render(&all, "ringcas", false);
+        assert!(text.contains("\nhttp_requests_inflight{"), "{text}");
         for line in [
             "# TYPE ringcas_received_bytes_total counter",
             "ringcas_received_bytes_total{protocol=\"grpc\"} 1000000000000000",
@@ -353,6 +367,6 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l == line), "no line {line} in\n{text}");
         }
-        assert_eq!(text.matches("# HELP").count(), 3);
+        assert_eq!(text.matches("# HELP").count(), 4);
     }
 }

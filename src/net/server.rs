@@ -258,6 +258,16 @@ impl<S: Store> Server<S> {
         into.add_for(Metric::MemoryHeld, ["connections"], purse.apart());
     }
 
+    /// What connections from now on have for a whole HTTP request and for its answer; zero for no limit.
+    pub fn set_http_times(&self, read: Duration, write: Duration) {
+        self.patience.set(Patience { read, write, ..self.patience.get() });
+    }
+
+    /// Says whether `/metrics` is served from now on.
+    pub fn enable_metrics(&self, is_enabled: bool) {
+        self.exporter.enable(is_enabled);
+    }
+
     /// Tells every connection to go away and finishes what is in flight; new connections get the same. Wait for
     /// `drained`, with a deadline, and then `abort`.
     pub fn drain(&self) {

@@ -38,6 +38,8 @@ pub struct Admission {
     config: AdmissionConfig,
     free: u32,
     taken: u32,
+    /// Slots that are to go, as the limit was lowered while they were in use or elsewhere. Invariant: none is free meanwhile.
+    owed: u32,
     /// In order of arrival. Invariant: empty while a slot is free.
     queue: BTreeMap<u64, Waiting>,
     /// How many of `queue` wait here.
@@ -84,6 +86,11 @@ pub enum Message {
         slots: u32,
         is_answer: bool,
     },
+    /// So many slots are to go, and `from` has none left.
+    Owe {
+        from: usize,
+        slots: u32,
+    },
     Closed {
         from: usize,
     },
@@ -121,6 +128,7 @@ impl Admission {
             config,
             free: 0,
             taken: 0,
+            owed: 0,
             queue: BTreeMap::new(),
             waiting_here: 0,
             numbers: 0,
@@ -135,7 +143,29 @@ impl Admission {
         admission
     }
 
-    /// The slots that this core started with.
+    /// Writes wait for so long from now on, those that wait already too.
+    pub fn set_wait_ms(&mut self, wait_ms: u64, now_ms: u64) {
+        self.config.wait_ms = wait_ms;
+        let latest_ms = now_ms + wait_ms;
+        for waiting in self.queue.values_mut() {
+            // Why only down: so that the first to come stays the first to go.
+            if let Waiting::Here { until_ms } = waiting {
+                *until_ms = latest_ms.min(*until_ms);
+            }
+        }
+    }
+
+    /// There are so many slots on all cores from now on, each of which has to be told. Writes that have one keep it: where
+    /// the limit falls, slots go as they come free.
+    pub fn set_slots(&mut self, slots: u32, now_ms: u64) {
+        let before = self.home();
+        self.config.slots = slots;
+        let more = self.home().saturating_sub(before);
+        self.owed += before.saturating_sub(self.home());
+        self.gain(more, now_ms);
+    }
+
+    /// The slots that are due to this core. At the start it has as many.
     pub fn home(&self) -> u32 {
         let AdmissionConfig { here, cores, slots, .. } = self.config;
         slots / cores as u32 + u32::from((here as u32) < slots % cores as u32)
@@ -208,6 +238,10 @@ impl Admission {
                     self.answered(from, now_ms);
                 }
             }
+            Message::Owe { slots, .. } => {
+                self.owed += slots;
+                self.gain(0, now_ms);
+            }
             Message::Closed { from } => self.note_closed(from, now_ms),
         }
     }
@@ -220,6 +254,8 @@ impl Admission {
         match message {
             Message::Ask { .. } => self.answered(to, now_ms),
             Message::Lend { slots, .. } => self.gain(slots, now_ms),
+            // Why not to the next core at once: it may be as busy. The next slot that comes or goes tries again.
+            Message::Owe { slots, .. } => self.owed += slots,
             Message::Closed { .. } => {}
         }
     }
@@ -292,6 +328,7 @@ impl Admission {
     ///
     /// Why not whoever has waited longest: another core may have been served elsewhere since it asked here.
     fn borrowed(&mut self, slots: u32, now_ms: u64) {
+        let slots = slots - self.withdraw(slots);
         let is_here = |waiting: &Waiting| matches!(waiting, Waiting::Here { .. });
         let here = self.queue.iter().filter(|(_, waiting)| is_here(waiting)).map(|(&number, _)| number);
         let served: Vec<u64> = here.take(slots as usize).collect();
@@ -307,7 +344,16 @@ impl Admission {
     /// Slots have come free here: they go to whoever has waited longest.
     fn gain(&mut self, slots: u32, now_ms: u64) {
         self.free += slots;
+        self.free -= self.withdraw(self.free);
         let here = self.config.here;
+        // What no slot here will pay is for those who have borrowed them.
+        let excess = self.owed.saturating_sub(self.taken);
+        let next =
+            (1..self.config.cores).map(|step| (here + step) % self.config.cores).find(|&core| !self.closed[core]);
+        if let Some(next) = next.filter(|_| excess > 0) {
+            self.owed -= excess;
+            self.outbox.push_back((next, Message::Owe { from: here, slots: excess }));
+        }
         if self.closed[here] {
             let heir = (1..self.config.cores).map(|step| self.peer(step)).find(|&core| !self.closed[core]);
             if let Some(heir) = heir.filter(|_| self.free > 0) {
@@ -339,6 +385,13 @@ impl Admission {
                 }
             }
         }
+    }
+
+    /// How many of so many idle slots go for good.
+    fn withdraw(&mut self, slots: u32) -> u32 {
+        let gone = slots.min(self.owed);
+        self.owed -= gone;
+        gone
     }
 
     /// Takes out who has waited too long.

@@ -48,6 +48,20 @@ pub fn allowed_cpus() -> Vec<usize> {
     }
 }
 
+/// How far local time (TZ, else the machine's) is from UTC at so many seconds since 1970, in seconds.
+pub fn utc_offset_s(unix_s: u64) -> i32 {
+    let at = libc::time_t::try_from(unix_s).unwrap_or(libc::time_t::MAX);
+    let mut local = std::mem::MaybeUninit::<libc::tm>::uninit();
+    // SAFETY: both pointers are to values that outlive the call, which fills `local` unless it returns null.
+    let local = unsafe {
+        if libc::localtime_r(&at, local.as_mut_ptr()).is_null() {
+            return 0;
+        }
+        local.assume_init()
+    };
+    i32::try_from(local.tm_gmtoff).unwrap_or_default()
+}
+
 /// Makes sure that io_uring can be used.
 pub fn probe_uring() -> Result<(), HostError> {
     // `struct io_uring_params` is 120 bytes; all zero asks for a plain ring.

@@ -19,6 +19,12 @@ pub fn unix_seconds() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
+/// The same with the microseconds of the second.
+pub fn unix_micros() -> (u64, u32) {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    (since.as_secs(), since.subsec_micros())
+}
+
 /// Ends at a fixed instant. Made for many at once: it costs an insertion into a core-local queue when it is first
 /// polled and a removal when it is dropped, whatever the distance. Core-local.
 pub struct Sleep {

@@ -221,7 +221,7 @@ pub async fn write<S: Store>(
     messages.incoming.note_resource(&name);
     let name = write_name(&name)?;
     context.require_write()?;
-    let max = services.options.max_blob_size;
+    let max = services.options.max_blob_size.get();
     if name.digest.size > max {
         return Err(StoreError::BlobTooLarge { digest: name.digest, max }.into());
     }
@@ -306,7 +306,7 @@ fn refused<S>(services: &Services<S>, incoming: &impl Incoming, name: &str, erro
     if matches!(error, StoreError::Shed { .. }) {
         shed_log.note(format_args!("GRPC BYTESTREAM WRITE SHED {}", name.escape_debug()));
     }
-    shed_status.status(error, || {
+    shed_status.get().status(error, || {
         let Tool { name: tool_name, version: tool_version } = incoming.tool();
         CallContext { tool_name, tool_version, user_agent: incoming.user_agent(), ..CallContext::default() }
     })

@@ -31,7 +31,7 @@ pub async fn get_capabilities<S: Store>(
         symlink_absolute_path_strategy: symlink_absolute_path_strategy::Value::Allowed as i32,
         supported_compressors: zstd.clone(),
         supported_batch_update_compressors: zstd,
-        max_cas_blob_size_bytes: i64::try_from(services.options.max_blob_size).unwrap_or(i64::MAX),
+        max_cas_blob_size_bytes: i64::try_from(services.options.max_blob_size.get()).unwrap_or(i64::MAX),
         ..CacheCapabilities::default()
     };
     // Why: old Bazel needs an overlap with 2.0. Newer Bazel chooses the Command's encoding, and so the action's key, by
@@ -54,8 +54,8 @@ mod tests {
     use crate::service::testing;
 
     fn ask(context: &CallContext, max_blob_size: u64) -> ServerCapabilities {
-        let (_, mut services) = testing::services();
-        std::rc::Rc::make_mut(&mut services.options).max_blob_size = max_blob_size;
+        let (_, services) = testing::services();
+        services.options.max_blob_size.set(max_blob_size);
         let reply = get_capabilities(&services, context, Bytes::new()).now_or_never().expect("ready").expect("served");
         ServerCapabilities::decode(&reply.concat()[..]).expect("a message")
     }

@@ -91,7 +91,7 @@ async fn update_item<S: Store>(
         if matches!(error, StoreError::Shed { .. }) {
             shed_log.note(format_args!("GRPC CAS BATCHUPDATE SHED {digest}"));
         }
-        shed_status.status(error, || context.clone())
+        shed_status.get().status(error, || context.clone())
     })
 }
 
@@ -103,7 +103,7 @@ pub(super) async fn store_blob<S: Store>(
     encoding: Encoding,
     data: Bytes,
 ) -> Result<PutOutcome, StoreError> {
-    let max = services.options.max_blob_size;
+    let max = services.options.max_blob_size.get();
     if digest.size > max {
         return Err(StoreError::BlobTooLarge { digest, max });
     }
@@ -442,8 +442,8 @@ mod tests {
     /// Goal: the store's trouble with one item is that item's, and the limit on blobs holds here too.
     #[test]
     fn batch_update_passes_trouble_on() {
-        let mut tested = testing::services();
-        std::rc::Rc::make_mut(&mut tested.1.options).max_blob_size = 4;
+        let tested = testing::services();
+        tested.1.options.max_blob_size.set(4);
         tested.0.with(|state| state.fail_next = Some(StoreError::Busy { what: "writes", limit: 7 }));
         let request = batch(["abcd", "efgh", "ijklm"].map(|s| item(wire(digest_of(s.as_bytes())), s, 0)).to_vec());
         let statuses = update(&tested, &CallContext::default(), &request).expect("the call as a whole is well");

@@ -332,7 +332,7 @@ fn action_key<S>(services: &Services<S>, target: &Target) -> ActionKey {
 
 /// The digest of an upload, if the cache takes blobs of that size.
 fn digest_for<S>(services: &Services<S>, hash: Hash, size: u64) -> Result<Digest, Refusal> {
-    let max = services.options.max_blob_size;
+    let max = services.options.max_blob_size.get();
     if size > max {
         return Err(Refusal::new(413, format!("the blob has {size} bytes, more than the {max} that are taken")));
     }

@@ -90,7 +90,7 @@ impl<S: Store> Services<S> {
     }
 }
 
-/// The settings that the services look at.
+/// The settings that the services look at. Those in cells can change.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// AC keys depend on the instance name (`--enable_ac_key_instance_mangling`).
@@ -100,11 +100,11 @@ pub struct Options {
     /// `/ac/` over HTTP takes and gives ActionResults only (off: `--disable_http_ac_validation`).
     pub check_http_actions: bool,
     /// The largest blob that is accepted, in raw bytes: advertised as `max_cas_blob_size_bytes`.
-    pub max_blob_size: u64,
+    pub max_blob_size: Cell<u64>,
     /// One log line for each request (`--access_log_level all`).
     pub access_log: Cell<bool>,
     /// What a write is told that was not let in (`--write_shed_status`).
-    pub shed_status: ShedStatus,
+    pub shed_status: Cell<ShedStatus>,
     /// Where such writes are named.
     pub shed_log: ShedLog,
 }
@@ -115,9 +115,9 @@ impl Default for Options {
             mangle_action_keys: false,
             check_actions: true,
             check_http_actions: true,
-            max_blob_size: i64::MAX as u64,
+            max_blob_size: Cell::new(i64::MAX as u64),
             access_log: Cell::new(false),
-            shed_status: ShedStatus::Auto,
+            shed_status: Cell::new(ShedStatus::Auto),
             shed_log: ShedLog::default(),
         }
     }

@@ -294,6 +294,13 @@ impl<D: BlobDisk> Worker<D> {
         self.0.uploads.open(self, key, offset).await.map(Opened::Ready)
     }
 
+    /// So many CAS writes may be in flight on all cores, and new ones wait for so long at most. Tell every core.
+    pub fn set_write_limits(&self, slots: u32, wait: std::time::Duration) {
+        self.0.write_gate.set_slots(slots);
+        self.0.write_gate.set_wait(wait);
+        self.keep_gate();
+    }
+
     /// A message of another core's gate.
     pub fn receive_slots(&self, message: admission::Message) {
         self.0.write_gate.receive(message);

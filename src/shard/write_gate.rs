@@ -130,6 +130,17 @@ impl WriteGate {
         self.0.limits
     }
 
+    /// There are so many slots on all cores from now on.
+    pub fn set_slots(&self, slots: u32) {
+        self.decide(|rules, now_ms| rules.set_slots(slots, now_ms));
+        self.carry_out();
+    }
+
+    /// Writes wait for so long from now on.
+    pub fn set_wait(&self, wait: Duration) {
+        self.decide(|rules, now_ms| rules.set_wait_ms(wait.as_millis() as u64, now_ms));
+    }
+
     /// Adds what this gate has done and holds.
     pub fn report(&self, into: &mut Snapshot) {
         let stats = self.stats();
@@ -260,7 +271,7 @@ impl WriteGate {
             };
             match (sent, message) {
                 (Ok(()), Message::Lend { slots, .. }) => add(&self.0.counts.lent, u64::from(slots)),
-                (Ok(()), Message::Ask { .. } | Message::Closed { .. }) => {}
+                (Ok(()), Message::Ask { .. } | Message::Owe { .. } | Message::Closed { .. }) => {}
                 (Err(is_gone), message) => {
                     self.decide(|rules, now_ms| rules.undelivered(to, message, is_gone, now_ms));
                     return self.carry_out();

@@ -17,6 +17,7 @@ use super::super::memory::{GaveWay, Room, Share, Shares};
 use super::super::server::Server;
 use super::body::{Body, Exchange};
 use super::counters::HttpCounters;
+use super::io::InRequest;
 use super::routes::{JSON, text};
 use crate::access::{Denial, Role};
 use crate::limits;
@@ -76,7 +77,7 @@ pub async fn put<S: Store>(
         content_type: header(CONTENT_TYPE),
         expects_continue: expects_continue(head),
     };
-    let mut upload = Upload::new(server, body, shares, declared.expects_continue);
+    let mut upload = Upload::new(server, body, shares, &exchange, declared.expects_continue);
     let ended = http_cache::put(&server.services, &CallContext::of(role), target, declared, &mut upload).await;
     exchange.received(upload.taken);
     match ended {
@@ -88,7 +89,7 @@ pub async fn put<S: Store>(
             response
         }
         Err(refusal) => {
-            upload.drain_behind(&exchange);
+            upload.drain_behind();
             refuse(refusal, exchange)
         }
     }
@@ -106,7 +107,7 @@ pub fn deny<S: Store>(
     let access = &server.settings.access;
     access.count(denial);
     if !body.is_end_stream() {
-        Upload::new(server, body, shares, expects_continue(head)).drain_behind(&exchange);
+        Upload::new(server, body, shares, &exchange, expects_continue(head)).drain_behind();
     }
     match denial {
         Denial::Role { .. } => refuse(Refusal::new(403, denial.text()), exchange),
@@ -223,6 +224,7 @@ impl Answering for Holding {
 /// The body of a PUT.
 struct Upload {
     body: hyper::body::Incoming,
+    request: Rc<InRequest>,
     requests: Holding,
     counters: Rc<HttpCounters>,
     /// Bytes that have come.
@@ -232,20 +234,25 @@ struct Upload {
 }
 
 impl Upload {
-    fn new<S>(server: &Server<S>, body: hyper::body::Incoming, shares: &Shares, expects_continue: bool) -> Self {
+    fn new<S>(
+        server: &Server<S>,
+        body: hyper::body::Incoming,
+        shares: &Shares,
+        exchange: &Exchange,
+        expects_continue: bool,
+    ) -> Self {
         let requests = Holding { share: shares.requests.clone(), room: None };
-        Self { body, requests, counters: server.counters.http.clone(), taken: 0, has_begun: !expects_continue }
+        let (request, counters) = (exchange.request(), server.counters.http.clone());
+        Self { body, request, requests, counters, taken: 0, has_begun: !expects_continue }
     }
 
     /// Reads and drops what the client still sends of a request that is refused.
     ///
     /// Why behind the answer: a client may wait for it with a body that has no end. Why at all: a connection that is closed
     /// with bytes unread takes the answer with it.
-    fn drain_behind(mut self, exchange: &Exchange) {
-        let request = exchange.request();
+    fn drain_behind(mut self) {
         rt::spawn(async move {
             let _ = time::timeout(limits::HTTP_DRAIN_TIME, self.drain(limits::HTTP_DRAIN_LEN_MAX)).await;
-            drop(request);
         });
     }
 
@@ -262,7 +269,10 @@ impl Incoming for Upload {
         loop {
             let body = &mut self.body;
             match std::future::poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await {
-                None => return Ok(None),
+                None => {
+                    self.request.received();
+                    return Ok(None);
+                }
                 Some(Err(error)) => return Err(Refusal::new(400, format!("the request was cut off: {error}"))),
                 Some(Ok(frame)) => {
                     // Trailers say nothing here.

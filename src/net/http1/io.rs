@@ -31,6 +31,8 @@ pub struct Watch {
     number: Cell<u64>,
     /// A byte has moved since somebody looked.
     moved: Cell<bool>,
+    /// The body of the request has come to its end.
+    received: Cell<bool>,
     /// Requests that have not ended: two, for a moment, when one drains behind its answer.
     requests: Cell<u32>,
 }
@@ -42,6 +44,7 @@ impl Watch {
     /// A request's head is complete.
     pub fn request(this: &Rc<Self>) -> InRequest {
         this.requests.set(this.requests.get() + 1);
+        this.received.set(false);
         this.enter(Stage::Request);
         InRequest(this.clone())
     }
@@ -56,9 +59,21 @@ impl Watch {
         self.moved.replace(false)
     }
 
+    /// Whether the request has come in as a whole.
+    pub fn is_received(&self) -> bool {
+        self.received.get()
+    }
+
     fn enter(&self, stage: Stage) {
         self.stage.set(stage);
         self.number.set(self.number.get() + 1);
+    }
+}
+
+impl InRequest {
+    /// Its body has come to its end.
+    pub fn received(&self) {
+        self.0.received.set(true);
     }
 }
 

@@ -9,7 +9,7 @@ mod routes;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
@@ -33,6 +33,10 @@ pub struct Patience {
     pub head: Duration,
     /// Without a byte of a request's body or of its answer moving: at least this, at most twice as long.
     pub stall: Duration,
+    /// From the end of a request's head to the end of its body, and to that of its answer; zero for no limit
+    /// (`--http_read_timeout`, `--http_write_timeout`).
+    pub read: Duration,
+    pub write: Duration,
 }
 
 impl Default for Patience {
@@ -41,6 +45,8 @@ impl Default for Patience {
             idle: Duration::from_millis(limits::HTTP_IDLE_MS),
             head: Duration::from_millis(limits::HTTP_HEAD_MS),
             stall: Duration::from_millis(limits::HTTP_STALL_MS),
+            read: Duration::ZERO,
+            write: Duration::ZERO,
         }
     }
 }
@@ -67,7 +73,7 @@ where
             .header_read_timeout(None)
             .serve_connection(Io::new(io, watch.clone()), service)
     );
-    let mut limit = Limit { watch, patience, timer: None };
+    let mut limit = Limit { watch, patience, entered: (0, time::now()), timer: None };
     let mut told = Phase::Serving;
     let ended = std::future::poll_fn(|context| {
         let phase = phases.poll_phase(context);
@@ -100,6 +106,8 @@ where
 struct Limit {
     watch: Rc<Watch>,
     patience: Patience,
+    /// The number of the stage, and when it was first seen.
+    entered: (u64, Instant),
     /// With the number of the stage that it is for.
     timer: Option<(u64, Sleep)>,
 }
@@ -108,13 +116,18 @@ impl Limit {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
             let (number, stage) = self.watch.now();
+            if self.entered.0 != number {
+                self.entered = (number, time::now());
+            }
+            let end = self.end(stage);
             let fresh = || {
                 let time = match stage {
                     Stage::Idle => self.patience.idle,
                     Stage::Head => self.patience.head,
                     Stage::Request => self.patience.stall,
                 };
-                (number, time::sleep(time))
+                let at = time::now() + time;
+                (number, time::deadline(end.map_or(at, |end| end.min(at))))
             };
             let (of, timer) = self.timer.get_or_insert_with(fresh);
             if *of != number {
@@ -123,10 +136,25 @@ impl Limit {
             }
             ready!(Pin::new(timer).poll(context));
             self.timer = None;
+            if self.end(stage).is_some_and(|end| end <= time::now()) {
+                tracing::debug!("a request took longer than --http_read_timeout or --http_write_timeout");
+                return Poll::Ready(());
+            }
             if stage != Stage::Request || !self.watch.take_moved() {
                 tracing::debug!(?stage, "a connection stood still for too long and was closed");
                 return Poll::Ready(());
             }
         }
+    }
+
+    /// When the stage has to end, however much moves.
+    fn end(&self, stage: Stage) -> Option<Instant> {
+        if stage != Stage::Request {
+            return None;
+        }
+        let Patience { read, write, .. } = self.patience;
+        let read = Some(read).filter(|read| !read.is_zero() && !self.watch.is_received());
+        let limit = [read, Some(write).filter(|write| !write.is_zero())].into_iter().flatten().min()?;
+        Some(self.entered.1 + limit)
     }
 }

@@ -34,6 +34,9 @@ pub async fn answer<S: Store>(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let (head, body) = request.into_parts();
+    if hyper::body::Body::is_end_stream(&body) {
+        in_request.received();
+    }
     let path = head.uri.path();
     let target = Target::parse(path);
     let handler = match (path, &target, &head.method) {

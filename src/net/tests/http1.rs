@@ -131,9 +131,9 @@ fn refuses_what_is_not_http() {
     });
 }
 
-/// Goal: a connection on which nothing moves is closed, whatever it waits for; one that is used stays. Method: patience of
-/// milliseconds, and clients that stop before a request, in its head, behind its
-/// answer, and in a body.
+/// Goal: a connection on which nothing moves is closed, whatever it waits for; one that is used stays, within the times that
+/// are set for whole requests. Method: patience of milliseconds, and clients that stop before a request, in its head, behind
+/// its answer, and in a body.
 #[test]
 fn patience_ends() {
     with_server(async |harness| {
@@ -142,10 +142,13 @@ fn patience_ends() {
         let whole = "GET /status HTTP/1.1\r\nhost: cache\r\n\r\n";
         let half = &format!("PUT /cas/{} HTTP/1.1\r\ncontent-length: 900000\r\n\r\nabc", "ab".repeat(32));
         for (sent, patience) in [
-            ("", Patience { idle: short, head: long, stall: long }),
-            ("GET /sta", Patience { idle: long, head: short, stall: long }),
-            (whole, Patience { idle: short, head: long, stall: long }),
-            (half, Patience { idle: long, head: long, stall: short }),
+            ("", Patience { idle: short, head: long, stall: long, ..Patience::default() }),
+            ("GET /sta", Patience { idle: long, head: short, stall: long, ..Patience::default() }),
+            (whole, Patience { idle: short, head: long, stall: long, ..Patience::default() }),
+            (half, Patience { idle: long, head: long, stall: short, ..Patience::default() }),
+            (half, Patience { idle: long, head: long, stall: long, read: short, write: long }),
+            (half, Patience { idle: long, head: long, stall: long, read: Duration::ZERO, write: short }),
+            (whole, Patience { idle: short, head: long, stall: long, read: long, write: long }),
         ] {
             harness.server.patience.set(patience);
             let mut client = Raw::connect(harness);
