@@ -273,6 +273,9 @@ table! {
     TlsHandshakes: Ours Counter Count "tls_handshakes_total" ["result"]
         "TLS handshakes that ended: done, failed (a client without TLS, or that does not trust the certificate, or whose \
          own is not trusted), late, refused (too many at a time)."
+    TlsNotAfter: Ours Gauge Seconds "tls_certificate_not_after_seconds" []
+        "When the server's certificate ends to be valid, in seconds since 1970. A new one in its place is taken without a \
+         restart."
     Reloads: Ours Counter Count "reloads_total" ["result", "what"]
         "Changed files that were read again: certificates, and what says who may do what. Failed: the log says why; what \
          was read before stays until they are mended."

@@ -250,6 +250,10 @@ impl<S: Store> Server<S> {
     pub fn report(&self, core: usize, into: &mut Snapshot) {
         self.counters.report(core, into);
         self.settings.access.report(into);
+        // One for all.
+        if let Some(tls) = self.settings.tls.as_ref().filter(|_| core == 0) {
+            into.add(Metric::TlsNotAfter, tls.with(|_, acceptors| acceptors.not_after_s()));
+        }
         self.services.store.report(into);
         let purse = &self.settings.purse;
         for used in Use::ALL {

@@ -55,6 +55,8 @@ pub struct Acceptors {
     grpc: TlsAcceptor,
     http: TlsAcceptor,
     both: TlsAcceptor,
+    /// When the server's certificate ends to be valid, in seconds since 1970; 0 when it does not say.
+    not_after_s: u64,
 }
 
 const HTTP2: &[u8] = b"h2";
@@ -94,6 +96,7 @@ impl Source for TlsFiles {
             }
         };
         let chain = certificates("--tls_cert_file", &self.certificates)?;
+        let not_after_s = chain.first().and_then(|own| certificate::not_after(own)).unwrap_or_default();
         let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|error| TlsError::File {
             setting: "--tls_key_file",
             path: self.key.clone(),
@@ -115,7 +118,12 @@ impl Source for TlsFiles {
         };
         // Why HTTP/1.1 first on a port for both: clients of gRPC offer nothing but HTTP/2, browsers and curl offer both, and
         // only HTTP/1.1 has what they come for.
-        Ok(Acceptors { grpc: speaking(&[HTTP2]), http: speaking(&[HTTP1]), both: speaking(&[HTTP1, HTTP2]) })
+        Ok(Acceptors {
+            grpc: speaking(&[HTTP2]),
+            http: speaking(&[HTTP1]),
+            both: speaking(&[HTTP1, HTTP2]),
+            not_after_s,
+        })
     }
 }
 
@@ -130,6 +138,10 @@ fn certificates(setting: &'static str, path: &Path) -> Result<Vec<CertificateDer
 }
 
 impl Acceptors {
+    pub(super) fn not_after_s(&self) -> u64 {
+        self.not_after_s
+    }
+
     pub(super) fn of(&self, kind: Kind) -> TlsAcceptor {
         match kind {
             Kind::Grpc => self.grpc.clone(),

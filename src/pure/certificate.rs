@@ -1,26 +1,53 @@
-//! The name of whom a certificate is for. It has been verified before; here only its fields are walked.
+//! Whom a certificate is for, and until when. Others verify it; here only its fields are walked.
+
+use super::civil_time::Civil;
 
 /// The common name of the certificate's subject; without one, its first alternative name that is a URI or a host name.
 /// `None` when it has none of these.
 ///
 /// Source: RFC 5280, 4.1 and 4.2.1.6; the bytes are DER (X.690, 10).
 pub fn name(der: &[u8]) -> Option<String> {
-    let (certificate, _) = Element::read(der)?;
-    let (to_be_signed, _) = Element::read(certificate.content)?;
-    let mut fields = to_be_signed.elements();
-    let mut field = fields.next()?;
-    if field.tag == VERSION {
-        field = fields.next()?;
-    }
-    if field.tag != SERIAL_NUMBER {
-        return None;
-    }
-    // Behind it are signature, issuer, validity, subject, key.
+    let mut fields = after_serial_number(der)?;
     let subject = fields.nth(3)?;
     let extensions = fields.find(|field| field.tag == EXTENSIONS);
     common_name(&subject).or_else(|| alternative_name(&extensions?))
 }
 
+/// When it ends to be valid, in seconds since 1970.
+///
+/// Source: RFC 5280, 4.1.2.5: times are UTC and have seconds; those until 2049 have two digits of the year.
+pub fn not_after(der: &[u8]) -> Option<u64> {
+    let validity = after_serial_number(der)?.nth(2)?;
+    let until = validity.elements().nth(1)?;
+    let text = std::str::from_utf8(until.content).ok()?.strip_suffix('Z')?;
+    let (century, text) = match (until.tag, text.len()) {
+        (UTC_TIME, 12) => (if text < "50" { 2000 } else { 1900 }, text),
+        (GENERALIZED_TIME, 14) => (two_digits(text, 0)? * 100, &text[2..]),
+        _ => return None,
+    };
+    let [year, month, day, hour, minute, second] = [0, 2, 4, 6, 8, 10].map(|at| two_digits(text, at));
+    let civil =
+        Civil { year: century + year?, month: month?, day: day?, hour: hour?, minute: minute?, second: second? };
+    civil.to_unix()
+}
+
+fn two_digits(text: &str, at: usize) -> Option<u32> {
+    let digits = text.get(at..at + 2)?;
+    digits.bytes().all(|digit| digit.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+/// The fields that stand behind the serial number: signature, issuer, validity, subject, key and more.
+fn after_serial_number(der: &[u8]) -> Option<impl Iterator<Item = Element<'_>>> {
+    let (certificate, _) = Element::read(der)?;
+    let (to_be_signed, _) = Element::read(certificate.content)?;
+    let mut fields = to_be_signed.elements();
+    let first = fields.next()?;
+    let number = if first.tag == VERSION { fields.next()? } else { first };
+    (number.tag == SERIAL_NUMBER).then_some(fields)
+}
+
+const UTC_TIME: u8 = 0x17;
+const GENERALIZED_TIME: u8 = 0x18;
 const SERIAL_NUMBER: u8 = 0x02;
 const BOOLEAN: u8 = 0x01;
 const OBJECT: u8 = 0x06;
@@ -138,19 +165,38 @@ mod tests {
         assert_eq!(name(&der(NEITHER)), None);
     }
 
+    /// Goal: the end of validity in both forms. Method: the certificate as it is, which ends in 2126, and with a time of the
+    /// older form in the place of the first.
+    #[test]
+    fn ends() {
+        let whole = der(COMMON);
+        assert_eq!(not_after(&whole), Some(4_949_623_758));
+        let at = whole.windows(17).position(|part| part == b"\x18\x0f21261106072918Z").expect("the end");
+        for (text, expected) in [
+            (&b"\x17\x0d261106072918Z"[..], Some(1_793_950_158)),
+            (b"\x17\x0d991231235959Z", Some(946_684_799)),
+            (b"\x17\x0d26110607291xZ", None),
+        ] {
+            let mut changed = whole.clone();
+            // An empty element behind it keeps the lengths.
+            changed[at..at + 17].copy_from_slice(&[text, b"\x05\x00"].concat());
+            assert_eq!(not_after(&changed), expected, "{text:?}");
+        }
+    }
+
     /// Goal: no bytes make it fail. Method: every prefix of the certificates, and every byte changed to several others.
     #[test]
     fn damaged_ones_are_only_unnamed() {
         for text in [COMMON, ALTERNATIVE, NEITHER] {
             let whole = der(text);
             for end in 0..whole.len() {
-                let _ = name(&whole[..end]);
+                let _ = (name(&whole[..end]), not_after(&whole[..end]));
             }
             for at in 0..whole.len() {
                 for value in [0, 1, 0x7f, 0x80, 0x81, 0x83, 0x84, 0xff] {
                     let mut changed = whole.clone();
                     changed[at] = value;
-                    let _ = name(&changed);
+                    let _ = (name(&changed), not_after(&changed));
                 }
             }
         }

@@ -114,8 +114,8 @@ def test_grpcs(home, ports):
         hits(bazel, address, trust)
 
 
-def test_grpcs_with_a_certificate_of_its_own(home):
-    # Bazel 2.1.0 has no flag for one; it comes with a password over the same connection that grpcio's certificates use.
+def test_grpcs_where_certificates_are_asked_for(home):
+    # Bazel 2.1.0 cannot show one; a password does as well, on the same port.
     authority = credentials.Authority(home, "mutual")
     certificate, key = authority.sign("mutual-server", "/CN=cache")
     flags = guarded(home) | {

@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import time
 
 import grpc
 import pytest
@@ -219,10 +220,11 @@ def test_a_new_certificate_without_a_restart(fresh, files):
             until(lambda: presented() == "renewed", "the new certificate is shown", 30)
             # The connection of before goes on.
             client.capabilities()
-            assert client.channel is not None
         status, body = ask(server.http_port, files.context(), "GET", "/metrics")
         assert status == 200
         lines = body.decode().splitlines()
+        (ends,) = [float(line.split()[1]) for line in lines if line.startswith("bazel_remote_tls_certificate_not_after_seconds ")]
+        assert 86_400 < ends - time.time() < 3 * 86_400
         assert 'bazel_remote_reloads_total{result="done",what="certificates"} 1' in lines
         assert 'bazel_remote_reloads_total{result="failed",what="certificates"} 1' in lines
     finally:
