@@ -1,7 +1,7 @@
 //! How long a start takes until everything is known again: `cargo bench --bench recovery [entries] [directory]`.
 //!
-//! Method: one process fills a cache with small records and ends cleanly or as `kill -9` ends it; a fresh one opens it and waits
-//! for all shards. One thread does the work of all cores, so that CPU time is what the whole box spends; N cores share it.
+//! Method: one process fills a cache with small records and ends cleanly, or by `abort()` a second after the last write; a
+//! fresh one opens it and waits for all shards. One thread does the work of all cores, so that CPU time is what the whole box spends; N cores share it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
