@@ -110,9 +110,7 @@ pub(super) async fn store_blob<S: Store>(
     if digest.size <= limits::SMALL_BLOB_LEN_MAX as u64 {
         return services.store.put(Put { digest, encoding, data: vec![data], admitted: false }).await;
     }
-    // Why: a name that no client uses, so that two batches with the same blob do not take over each other's upload.
-    let uuid = format!("batch-{:016x}", rt::random_u64()).into();
-    let key = UploadKey { instance: instance.into(), uuid, digest, encoding };
+    let key = UploadKey::unnamed(instance, rt::random_u64(), digest, encoding);
     let mut upload = match services.store.open_upload(key, 0).await? {
         Opened::AlreadyPresent => return Ok(PutOutcome::AlreadyPresent),
         Opened::Ready(upload) => upload,

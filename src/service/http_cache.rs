@@ -238,9 +238,7 @@ async fn upload<S: Store>(
     encoding: Encoding,
     body: &mut impl Incoming,
 ) -> Result<PutOutcome, Refusal> {
-    // Why: a name that no client uses, so that two uploads of the same blob do not take each other over.
-    let uuid = format!("http-{:016x}", rt::random_u64()).into();
-    let key = UploadKey { instance: target.instance.as_str().into(), uuid, digest, encoding };
+    let key = UploadKey::unnamed(&target.instance, rt::random_u64(), digest, encoding);
     let opened = services.store.open_upload(key, 0).await;
     let mut upload = match opened.map_err(|error| refused(services, target, error))? {
         Opened::AlreadyPresent => return Ok(PutOutcome::AlreadyPresent),

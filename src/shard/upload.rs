@@ -400,7 +400,7 @@ impl<D: BlobDisk> Uploads<D> {
             if !table.is_current(&key, running) {
                 return vec![(key, session)];
             }
-            if session.committed() == 0 {
+            if session.committed() == 0 || key.is_unnamed() {
                 table.by_key.remove(&key);
                 return vec![(key, session)];
             }

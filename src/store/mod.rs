@@ -119,6 +119,19 @@ pub struct UploadKey {
     pub encoding: Encoding,
 }
 
+impl UploadKey {
+    /// A key that no client can name: its UUIDs have no slash. So nobody else takes such an upload over, nobody resumes it,
+    /// and nothing of it is kept when it is cut off. `random` tells it from others of the same blob.
+    pub fn unnamed(instance: &str, random: u64, digest: Digest, encoding: Encoding) -> Self {
+        Self { instance: instance.into(), uuid: format!("/{random:016x}").into(), digest, encoding }
+    }
+
+    /// Whether `unnamed` made it.
+    pub fn is_unnamed(&self) -> bool {
+        self.uuid.starts_with('/')
+    }
+}
+
 /// What `open_upload` found.
 pub enum Opened<U> {
     AlreadyPresent,
@@ -133,7 +146,7 @@ pub enum UploadEnd {
     Failed(StoreError),
 }
 
-/// One running upload. Dropping it parks what has arrived, for the client to resume.
+/// One running upload. Dropping it parks what has arrived, for the client to resume, if it can name it.
 #[allow(async_fn_in_trait)] // Why: futures stay on their core; nobody asks for Send.
 pub trait Upload {
     /// Hands over the next body bytes, in the upload's encoding. Returns when there is room for more. The caller may return

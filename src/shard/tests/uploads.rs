@@ -136,6 +136,26 @@ fn coming_back_takes_over() {
     });
 }
 
+/// Goal: what nobody can resume is not kept. Method: an upload with a name and one without, both cut off.
+#[test]
+fn only_what_has_a_name_is_parked() {
+    block_on(async {
+        let (worker, disk) = worker(StorageMode::Zstd);
+        let data = SplitMix64(2).noise(3 * FRAME_LEN);
+        let digest = digest_of(&data);
+        let keys = [UploadKey::unnamed("main", 7, digest, Encoding::Identity), key(digest, Encoding::Identity, "u")];
+        for (key, parked) in keys.into_iter().zip([0, 1]) {
+            let mut upload = open(&worker, &key, 0).await.expect("new");
+            upload.write(vec![data.slice(..2 * FRAME_LEN)]).await.expect("consumed");
+            wait_for(&worker, &key, 2 * FRAME_LEN as u64).await;
+            drop(upload);
+            settle(&worker).await;
+            assert_eq!(worker.stats().parked_uploads, parked, "{key:?}");
+            assert_eq!(disk.with(|state| state.frames_in_flight) > 0, parked > 0, "{key:?}");
+        }
+    });
+}
+
 /// Goal: only an offset that the server gave is taken. Method: unknown, running and parked sessions, with others.
 #[test]
 fn a_wrong_offset_is_refused() {
