@@ -1,12 +1,12 @@
 //! From the command line to running cores, and back to an exit code.
 
-use std::io::{ErrorKind, Write as _};
-use std::net::{SocketAddr, TcpListener};
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use crate::access::{AccessFiles, FileError, Passwords};
+use crate::activity::Activity;
 use crate::backend;
 use crate::backend::settings::Settings;
 use crate::backend::tls::{NoTrust, Trust};
@@ -22,16 +22,21 @@ use crate::net::accept::{self, ConnectionsMax};
 use crate::net::tls::TlsError;
 use crate::offline::{self, flags::Tool};
 use crate::percore::{self, Barrier, FirstCore, Kit};
+use crate::ports::{Inherited, PortError, Ports};
 use crate::pure::memory_plan::{MemoryPlan, TooSmall, Use};
 use crate::reload::{Live, Reloader};
 use crate::rt::cores::{self, CoreDied, StartError};
 use crate::rt::latest::Latest;
+use crate::rt::listen::{self, Address, SocketFile};
+use crate::rt::notify::{self, Notifier};
 use crate::rt::signal::{self, Hangups, Shutdown};
+use crate::rt::takeover::{self, Offer};
 use crate::rt::{self};
 use crate::service::shed::ShedLog;
 use crate::shard::disk::DiskConfig;
 use crate::shard::geometry::{self, OpenError, Volume};
 use crate::shard::{pool, router};
+use crate::watchdog::Watchdog;
 
 /// The command line: flags of the server, or a tool and its flags.
 #[derive(Parser)]
@@ -59,8 +64,10 @@ enum Failure {
     Memory(#[from] TooSmall),
     #[error(transparent)]
     Open(#[from] OpenError),
-    #[error("{setting} {address}: {source}. Free the address, or give another one")]
-    Bind { setting: &'static str, address: SocketAddr, source: std::io::Error },
+    #[error(transparent)]
+    Ports(#[from] PortError),
+    #[error("--take_over: the process that runs on --dir does not hand over: {0}. Stop it, and start this one without")]
+    TakeOver(std::io::Error),
     #[error(transparent)]
     Trust(#[from] NoTrust),
     #[error(transparent)]
@@ -71,6 +78,8 @@ enum Failure {
     Passwords(std::io::Error),
     #[error(transparent)]
     Start(#[from] StartError),
+    #[error("cannot start the thread of the watchdog: {0}")]
+    Watchdog(std::io::Error),
     #[error("cannot watch for signals: {0}")]
     Signals(std::io::Error),
     #[error("cannot print the configuration: {0}")]
@@ -124,11 +133,6 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
     }
     let shutdown = Shutdown::new();
     signal::trigger_on_signals(&shutdown).map_err(Failure::Signals)?;
-    let volume = geometry::open(&DiskConfig {
-        dir: config.dir.clone(),
-        max_size_bytes: config.max_size,
-        ack: config.ack.into(),
-    })?;
     let count = config.cores.len();
     let tls = config.tls.clone().map(Kept::new).transpose()?;
     let access = match config.access.is_guarded() {
@@ -138,16 +142,15 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
         }
         false => None,
     };
-    let grpc = bind("--grpc_address", config.grpc_address)?;
-    // The same address for both is one port for both.
-    let is_shared = config.http_address == Some(config.grpc_address) && config.grpc_address.port() != 0;
-    let http = config.http_address.filter(|_| !is_shared);
-    let http = http.map(|address| bind("--http_address", address)).transpose()?;
+    let notifier = Notifier::from_environment();
+    // Why after what may fail: a server that is taken over stops when this has been done.
+    let (volume, mut ports) = open(&config, &shutdown)?;
+    let files = ports.take_files();
     let flights = config.backends.as_ref().map_or(0, |_| config.memory_limit / limits::FLIGHT_MEMORY_PART);
     let plan = MemoryPlan::new(config.memory_limit, config.ram_cache, flights, count, volume.shards())?;
     let write_slots = config.write_slots.unwrap_or_else(|| writes_fit(&plan));
-    announce(&config, &plan, write_slots, &volume, &grpc, if is_shared { Some(&grpc) } else { http.as_ref() });
-    let (pool, ports) = pool::wire(&volume, count);
+    announce(&config, &plan, write_slots, &volume, &ports);
+    let (pool, pool_ports) = pool::wire(&volume, count);
     let routers = router::wire(count);
     let grpc_max = limits::CONNECTIONS_MAX.min((plan.apart_max() / limits::CONNECTION_HELD_LEN) as usize);
     let connections = ConnectionsMax { grpc: grpc_max, http: limits::HTTP_CONNECTIONS_MAX };
@@ -170,17 +173,22 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
     let mut reloader = Reloader::new(inputs, effective);
     reloader.add(live.clone());
     reloader.add(log);
-    let mut files: Vec<Box<dyn Watched>> = Vec::new();
+    let mut watched: Vec<Box<dyn Watched>> = Vec::new();
     if let Some((kept, _)) = &tls {
-        files.push(Box::new(kept.clone()));
+        watched.push(Box::new(kept.clone()));
         reloader.add(kept.clone());
     }
     if let Some((kept, ..)) = &access {
-        files.push(Box::new(kept.clone()));
+        watched.push(Box::new(kept.clone()));
         reloader.add(kept.clone());
     }
-    let mut first = Some(FirstCore { pool, grpc, http, is_shared, targets, files });
-    let mut parts = ports.into_iter().zip(routers).zip(inboxes).zip(export::wire(count, &facts));
+    let activity = config.lifecycle.idle_timeout.map(Activity::new);
+    let offer = offer(&config, &ports, &shutdown)?;
+    let watch = |period| Watchdog::start(&notifier, period, count);
+    let watchdog = notify::watchdog_period().map(watch).transpose().map_err(Failure::Watchdog)?;
+    let told = notifier.clone();
+    let mut first = Some(FirstCore { pool, ports, targets, files: watched, notifier });
+    let mut parts = pool_ports.into_iter().zip(routers).zip(inboxes).zip(export::wire(count, &facts));
     let running = cores::launch(&config.cores, &shutdown, |core| {
         let (((port, router), inbox), metrics) = parts.next().expect("one part for each core");
         let kit = Kit {
@@ -196,6 +204,9 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
             trust: trust.clone(),
             first: first.take(),
             shutdown: shutdown.clone(),
+            activity: activity.clone(),
+            offer: offer.clone(),
+            watchdog: watchdog.clone(),
             shed_log: shed_log.clone(),
             budget: budget.clone(),
             tls: tls.as_ref().map(|(_, acceptors)| acceptors.clone()),
@@ -207,8 +218,16 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
         };
         move || percore::run(kit)
     })?;
-    hangups.answer(move || reloader.reload()).map_err(Failure::Signals)?;
+    let reload = move || {
+        told.reloading();
+        reloader.reload();
+        told.ready();
+    };
+    hangups.answer(reload).map_err(Failure::Signals)?;
     running.wait()?;
+    if offer.is_taken() {
+        files.into_iter().for_each(SocketFile::leave);
+    }
     tracing::info!("stopped");
     Ok(())
 }
@@ -219,19 +238,44 @@ fn print(flags: Flags, effective: &Effective) -> Result<(), Failure> {
     std::io::stdout().write_all(text.as_bytes()).map_err(Failure::Print)
 }
 
-/// Why it tries for a while: the kernel takes some milliseconds after the end of a process to close what its rings still
-/// held, so the address of a server that was just stopped or killed may still be taken.
-fn bind(setting: &'static str, address: SocketAddr) -> Result<TcpListener, Failure> {
-    let begun = rt::time::now();
-    loop {
-        match rt::tcp::bind(address) {
-            Ok(listener) => return Ok(listener),
-            Err(source) if source.kind() == ErrorKind::AddrInUse && begun.elapsed() < limits::BIND_TRY_TIME => {
-                std::thread::sleep(limits::BIND_RETRY_TIME);
-            }
-            Err(source) => return Err(Failure::Bind { setting, address, source }),
-        }
+/// The directory and the sockets. Where a server is to be taken over, it serves until this process has all it can have
+/// without the directory.
+fn open(config: &Config, shutdown: &Shutdown) -> Result<(Volume, Ports), Failure> {
+    let disk = DiskConfig { dir: config.dir.clone(), max_size_bytes: config.max_size, ack: config.ack.into() };
+    let passed = listen::take_passed();
+    if !config.lifecycle.take_over {
+        let volume = geometry::open(&disk)?;
+        return Ok((volume, Ports::open(config, Inherited { passed, taken: Vec::new() })?));
     }
+    let mut former = takeover::ask(&config.dir).map_err(Failure::TakeOver)?;
+    let taken = former.as_mut().map_or_else(Vec::new, |former| std::mem::take(&mut former.sockets));
+    let ports = Ports::open(config, Inherited { passed, taken })?;
+    if let Some(former) = former {
+        former.confirm().map_err(Failure::TakeOver)?;
+        tracing::info!("taking over: the process that runs finishes what is in flight; connections wait meanwhile");
+    }
+    let begun = rt::time::now();
+    let waits = || {
+        std::thread::sleep(limits::TAKE_OVER_LOOK);
+        !shutdown.is_triggered() && begun.elapsed() < limits::TAKE_OVER_TIME
+    };
+    let volume = geometry::open_when_free(&disk, waits)?;
+    tracing::info!("the directory is free after {} ms", begun.elapsed().as_millis());
+    Ok((volume, ports))
+}
+
+/// Lets a later process take over. Why a failure is no reason not to serve: it may still be stopped and started anew.
+fn offer(config: &Config, ports: &Ports, shutdown: &Shutdown) -> Result<Offer, Failure> {
+    let stop = shutdown.clone();
+    let taken = move || {
+        tracing::info!("another process takes over: this one finishes what is in flight");
+        stop.trigger();
+    };
+    let offer = Offer::make(&config.dir, ports.share()?, taken);
+    Ok(offer.unwrap_or_else(|error| {
+        tracing::warn!("no later process can --take_over from this one: no socket in --dir: {error}");
+        Offer::default()
+    }))
 }
 
 /// How many writes of the largest blobs the memory limit has room for.
@@ -284,7 +328,7 @@ fn announce_memory(config: &Config, plan: &MemoryPlan, write_slots: u32) {
 }
 
 /// Who is let in, and how.
-fn announce_access(config: &Config, addresses: impl Iterator<Item = SocketAddr>) {
+fn announce_access<'a>(config: &Config, addresses: impl Iterator<Item = &'a Address>) {
     let AccessFiles { htpasswd, tokens, certificates, open_reads, .. } = config.access.clone();
     match &config.tls {
         None if config.access.is_guarded() => {
@@ -306,22 +350,16 @@ fn announce_access(config: &Config, addresses: impl Iterator<Item = SocketAddr>)
         tracing::info!("access control: takes {}{reads}", taken.join(", "));
         return;
     }
-    for address in addresses.filter(|address| address.ip().is_unspecified()) {
+    for address in addresses.filter(|address| address.is_unspecified()) {
         tracing::warn!("anyone who reaches {address} can read and write this cache: see --htpasswd_file");
     }
 }
 
 /// The start-up lines: what runs where, with which limits.
-fn announce(
-    config: &Config,
-    plan: &MemoryPlan,
-    write_slots: u32,
-    volume: &Volume,
-    grpc: &TcpListener,
-    http: Option<&TcpListener>,
-) {
-    let address = grpc.local_addr().unwrap_or(config.grpc_address);
-    let http = http.and_then(|http| http.local_addr().ok());
+fn announce(config: &Config, plan: &MemoryPlan, write_slots: u32, volume: &Volume, ports: &Ports) {
+    let address = ports.grpc.address().unwrap_or_else(|_| config.grpc_address.clone());
+    let http = if ports.is_shared() { Some(&ports.grpc) } else { ports.http.as_ref() };
+    let http = http.and_then(|http| http.address().ok());
     tracing::info!("ringcas {} on {} cores, {} shards", env!("CARGO_PKG_VERSION"), config.cores.len(), volume.shards(),);
     tracing::info!(
         "cache in {}: {:.3} GiB in segments of {} MiB, storage mode {:?}, acknowledged when {:?}",
@@ -332,7 +370,7 @@ fn announce(
         config.ack,
     );
     announce_memory(config, plan, write_slots);
-    announce_access(config, [Some(address), http].into_iter().flatten());
+    announce_access(config, [Some(&address), http.as_ref()].into_iter().flatten());
     for backend in config.backends.iter().flat_map(|settings| settings.backends.iter()) {
         let scheme = if backend.target.tls { "https" } else { "http" };
         let (name, authority) = (&backend.name, backend.target.authority());

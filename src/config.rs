@@ -8,12 +8,12 @@ pub mod effective;
 mod file;
 mod foreign;
 pub mod inputs;
+mod lifecycle;
 mod names;
 pub mod print;
 mod s3;
 pub mod values;
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -24,8 +24,10 @@ use crate::backend::settings::Settings;
 use crate::limits;
 use crate::net::tls::TlsFiles;
 use crate::rt::cores::{CorePlan, PlanError};
+use crate::rt::listen::Address;
 use crate::service::shed::ShedStatus;
 use crate::shard::{codec, disk};
+pub use lifecycle::Lifecycle;
 use values::{address, bytes, duration, gib};
 
 /// A Bazel remote-cache server: one io_uring executor pinned to each core.
@@ -39,10 +41,11 @@ pub struct Flags {
     /// the free space when that is less; an existing one keeps its size.
     #[arg(long, value_parser = gib)]
     max_size: Option<u64>,
-    /// Where gRPC listens: [host]:port; port 0 picks a free one.
+    /// Where gRPC listens: [host]:port, or unix:PATH; port 0 picks a free one.
     #[arg(long, default_value = ":9092")]
     grpc_address: String,
-    /// Where HTTP listens, for /cas/, /ac/, /metrics and /status: [host]:port, or `none`; port 0 picks a free one.
+    /// Where HTTP listens, for /cas/, /ac/, /metrics and /status: [host]:port, unix:PATH, or `none`; port 0 picks a free
+    /// one.
     #[arg(long, default_value = ":8080")]
     http_address: String,
     /// How blobs stand on disk.
@@ -119,6 +122,8 @@ pub struct Flags {
     config_file: Option<PathBuf>,
     #[command(flatten)]
     access: access::AccessFlags,
+    #[command(flatten)]
+    lifecycle: lifecycle::LifecycleFlags,
     #[command(flatten)]
     s3: s3::S3Flags,
 }
@@ -230,9 +235,9 @@ pub struct Config {
     pub dir: PathBuf,
     /// Bytes on disk.
     pub max_size: u64,
-    pub grpc_address: SocketAddr,
+    pub grpc_address: Address,
     /// `None` when HTTP is switched off.
-    pub http_address: Option<SocketAddr>,
+    pub http_address: Option<Address>,
     pub storage_mode: StorageMode,
     pub cores: CorePlan,
     /// Bytes.
@@ -263,6 +268,7 @@ pub struct Config {
     pub check_http_actions: bool,
     /// An action result is there only with its blobs.
     pub check_actions: bool,
+    pub lifecycle: Lifecycle,
     /// `None` where there is no backend.
     pub backends: Option<Settings>,
     /// `None` where connections are not encrypted.
@@ -287,7 +293,7 @@ impl Config {
 /// A setting that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    #[error("{setting} {value:?}: {problem}. Give [host]:port, such as :9092 or 127.0.0.1:9092")]
+    #[error("{setting} {value:?}: {problem}. Give [host]:port, such as :9092 or 127.0.0.1:9092, or unix:PATH")]
     Address { setting: &'static str, value: String, problem: String },
     #[error("--cores: {0}")]
     Cores(#[from] PlanError),
@@ -350,6 +356,7 @@ impl Flags {
             write_slots: write_slots_wanted,
             write_queue_wait: self.write_queue_wait,
             write_shed_status: self.write_shed_status,
+            lifecycle: self.lifecycle.resolve(),
             backends,
             grpc_address: address("--grpc_address", &self.grpc_address)?,
             http_address: match self.http_address.as_str() {

@@ -282,6 +282,11 @@ pub const READ_AHEAD_FRAMES: usize = 2;
 pub const BIND_TRY_TIME: Duration = Duration::from_secs(2);
 pub const BIND_RETRY_TIME: Duration = Duration::from_millis(20);
 
+/// How long a server that takes over waits for the directory, and how often it looks. Why so long: the other one's end is
+/// bounded by its own `--shutdown_timeout`, and a server that gave up would leave none.
+pub const TAKE_OVER_TIME: Duration = Duration::from_secs(3600);
+pub const TAKE_OVER_LOOK: Duration = Duration::from_millis(2);
+
 // The disk of one core.
 
 /// How long a record waits in the write buffer.
@@ -327,6 +332,9 @@ pub const SEGMENTS_PER_SHARD_MIN: u64 = 4;
 pub const HEADER_READERS: usize = 16;
 
 // The end.
+
+/// How often a core looks whether it has been asked for anything, where there is an `--idle_timeout`.
+pub const IDLE_LOOK: Duration = Duration::from_secs(1);
 
 /// How long connections may take to notice that they have been cut.
 pub const CUT_TIME: Duration = Duration::from_secs(2);

@@ -4,8 +4,10 @@ use std::cell::Cell;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crate::access::{Access, Passwords, Rules};
+use crate::activity::Activity;
 use crate::backend::mesh::MeshPort;
 use crate::backend::tls::Trust;
 use crate::backend::{Backends, Owner};
@@ -18,12 +20,15 @@ use crate::metrics::{Metric, Snapshot};
 use crate::net::accept::{self, Inbox, Kind, Load, Targets};
 use crate::net::tls::Acceptors;
 use crate::net::{Server, Settings};
+use crate::ports::Ports;
 use crate::pure::shard_map::ShardMap;
 use crate::reload::Live;
 use crate::rt;
 use crate::rt::latest::Latest;
+use crate::rt::notify::Notifier;
 use crate::rt::published::Published;
 use crate::rt::signal::Shutdown;
+use crate::rt::takeover::Offer;
 use crate::rt::tcp::Listener;
 use crate::rt::time::Either;
 use crate::service::health::Health;
@@ -35,6 +40,7 @@ use crate::shard::pool::{PoolMain, PoolPort};
 use crate::shard::router::{Router, RouterPort};
 use crate::shard::worker::{Worker, WorkerConfig};
 use crate::shard::write_gate::WriteLimits;
+use crate::watchdog::Watchdog;
 
 /// All that a core is given before its thread starts.
 pub struct Kit {
@@ -54,6 +60,12 @@ pub struct Kit {
     /// Core 0 only: what exists once for the whole process.
     pub first: Option<FirstCore>,
     pub shutdown: Shutdown,
+    /// Where the server is to stop when nobody asks it for anything.
+    pub activity: Option<Activity>,
+    /// Where a later process asks for the sockets.
+    pub offer: Offer,
+    /// Where a service manager wants to know that this core runs.
+    pub watchdog: Option<Watchdog>,
     /// Where writes that are refused are named: one log for all cores.
     pub shed_log: ShedLog,
     pub budget: Budget,
@@ -73,13 +85,11 @@ pub struct Kit {
 /// What core 0 runs for all.
 pub struct FirstCore {
     pub pool: PoolMain,
-    /// Serves HTTP too where `is_shared`.
-    pub grpc: std::net::TcpListener,
-    pub http: Option<std::net::TcpListener>,
-    pub is_shared: bool,
+    pub ports: Ports,
     pub targets: Targets,
     /// Files that are read again when they change.
     pub files: Vec<Box<dyn Watched>>,
+    pub notifier: Notifier,
 }
 
 /// A point that every core passes only when all have come to it. Clones are the same barrier.
@@ -118,6 +128,9 @@ pub async fn run(kit: Kit) {
         trust,
         first,
         shutdown,
+        activity,
+        offer,
+        watchdog,
         shed_log,
         budget,
         tls,
@@ -130,13 +143,19 @@ pub async fn run(kit: Kit) {
     let cores = config.cores.len();
     let shards = volume.shards();
     let load = first.as_ref().map(|first| first.targets.load());
+    let is_first = first.is_some();
+    if let Some(watchdog) = watchdog {
+        rt::spawn(watchdog.beat(core));
+    }
     let mut accepting = None;
     let mut reloads = Reloads::default();
-    if let Some(FirstCore { pool, grpc, http, is_shared, targets, files }) = first {
+    let mut notifier = Notifier::default();
+    if let Some(FirstCore { pool, ports, targets, files, notifier: first_notifier }) = first {
         rt::spawn(pool.run());
         reloads = Reloads::of(&files);
         rt::spawn(kept::watch(files));
-        accepting = Some((grpc, if is_shared { Kind::Both } else { Kind::Grpc }, http, targets));
+        accepting = Some((ports, targets));
+        notifier = first_notifier;
     }
     let disk = match Disk::open(volume, core, cores, port).await {
         Ok(disk) => disk,
@@ -190,6 +209,8 @@ pub async fn run(kit: Kit) {
     let (exporter, reporter) = metrics.split();
     let settings = Settings {
         stream_window: config.stream_window,
+        max_connection_age: config.lifecycle.max_connection_age,
+        max_connection_age_grace: config.lifecycle.max_connection_age_grace,
         purse,
         tls: tls.map(|tls| Rc::new(tls.reader())),
         access: Rc::new(access.map(|(rules, passwords)| Access::by(&rules, &passwords)).unwrap_or_default()),
@@ -212,7 +233,7 @@ pub async fn run(kit: Kit) {
     });
     let counting = Rc::new(Counting {
         core,
-        load: load.clone(),
+        load,
         reloads,
         router,
         disk: disk.clone(),
@@ -220,20 +241,27 @@ pub async fn run(kit: Kit) {
         backends: backends.clone(),
     });
     rt::spawn(report(reporter, Rc::downgrade(&counting)));
-    if let Some((grpc, kind, http, targets)) = accepting {
+    if let Some((ports, targets)) = accepting {
+        let kind = if ports.is_shared() { Kind::Both } else { Kind::Grpc };
+        let Ports { grpc, http, .. } = ports;
         if let Some(http) = http {
-            rt::spawn(accept::run(Listener::adopt(http), Kind::Http, targets.clone()));
+            rt::spawn(accept::run(Listener::adopt(http), Kind::Http, targets.clone(), shutdown.wait()));
         }
-        rt::spawn(accept::run(Listener::adopt(grpc), kind, targets));
+        rt::spawn(accept::run(Listener::adopt(grpc), kind, targets, shutdown.wait()));
+        notifier.ready();
     }
     let serving = server.clone();
     rt::spawn(async move { accept::serve_core(inbox, serving).await });
 
-    shutdown.wait().await;
-    health.set(false);
-    if let Some(load) = load {
-        load.stop_accepting();
+    if let Some(activity) = activity {
+        rt::spawn(activity.watch(server.clone(), is_first, shutdown.clone()));
     }
+
+    shutdown.wait().await;
+    // Why first: who connects from now on is refused at once, unless another process listens, too.
+    offer.withdraw();
+    notifier.stopping();
+    health.set(false);
     server.drain();
     let shutdown_timeout = live.get().shutdown_timeout;
     if rt::time::timeout(shutdown_timeout, server.drained()).await.is_err() {
@@ -242,7 +270,8 @@ pub async fn run(kit: Kit) {
         let _ = rt::time::timeout(limits::CUT_TIME, server.drained()).await;
     }
     if let Some((_, owner)) = &backends {
-        owner.drain(shutdown_timeout).await;
+        // Why no time for who is taken over: clients wait, and the other process does what is owed.
+        owner.drain(if offer.is_taken() { Duration::ZERO } else { shutdown_timeout }).await;
     }
     quiet.pass().await;
     if let Some((all, _)) = &backends {

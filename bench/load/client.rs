@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use bytes::buf::Chain;
 use bytes::{Buf, Bytes};
 use h2::client::{ResponseFuture, SendRequest};
-use h2::{RecvStream, SendStream};
+use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, HeaderValue, Request, Response, Uri, header};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::Mutex;
 use tokio::task::AbortHandle;
 
 /// A message to send: its head, and payload that is only referred to.
@@ -116,59 +117,48 @@ impl Windows {
     }
 }
 
-/// One HTTP/2 connection.
+/// One HTTP/2 connection; the next one when the server has sent GOAWAY, as gRPC clients do it.
 #[derive(Clone)]
 pub struct Connection {
-    send: SendRequest<Message>,
+    live: Rc<RefCell<Live>>,
+    /// Held by the one call that opens the next connection.
+    renewing: Rc<Mutex<()>>,
+    address: Rc<str>,
+    windows: Windows,
     uris: Rc<[Uri]>,
     headers: HeaderMap,
+}
+
+#[derive(Clone)]
+struct Live {
+    send: SendRequest<Message>,
     io: SharedIo,
     driver: AbortHandle,
+    /// Connections before this one.
+    number: u64,
 }
 
 impl Connection {
     /// Connects to `address` (host:port) and drives the connection on the current `LocalSet`.
     pub async fn open(address: &str, windows: Windows) -> Result<Self, CallError> {
-        let unreachable = |error: io::Error| CallError {
-            code: "CONNECTION",
-            text: format!("cannot connect to {address}: {error}"),
-            is_fatal: true,
-        };
         let uris = PATHS
             .iter()
             .map(|path| format!("http://{address}{path}").parse())
             .collect::<Result<Vec<Uri>, _>>()
             .map_err(|error| CallError { is_fatal: true, ..CallError::new("CONNECTION", error) })?;
-        let tcp = TcpStream::connect(address).await.map_err(unreachable)?;
-        tcp.set_nodelay(true).map_err(unreachable)?;
-        let io = SharedIo(Rc::new(RefCell::new(BufferedIo::new(tcp))));
-        let (send, mut connection) = h2::client::Builder::new()
-            .initial_window_size(windows.stream)
-            .initial_connection_window_size(windows.connection)
-            .max_frame_size(windows.frame)
-            .enable_push(false)
-            .handshake::<_, Message>(io.clone())
-            .await?;
-        let drained = io.clone();
-        let driver = tokio::task::spawn_local(poll_fn(move |cx| {
-            let done = Pin::new(&mut connection).poll(cx);
-            // h2 flushes for each DATA frame; the bytes of all streams leave together here instead.
-            match drained.0.borrow_mut().poll_drain(cx) {
-                Poll::Ready(Err(_)) => Poll::Ready(()),
-                _ => done.map(|_| ()),
-            }
-        }));
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
         headers.insert(header::USER_AGENT, HeaderValue::from_static("ringcas-load/1"));
-        Ok(Self { send, uris: uris.into(), headers, io, driver: driver.abort_handle() })
+        let live = Rc::new(RefCell::new(Live::open(address, windows, 0).await?));
+        Ok(Self { live, renewing: Rc::default(), address: address.into(), windows, uris: uris.into(), headers })
     }
 
     /// Cuts the connection off with a TCP reset, as a machine that crashes does.
     pub fn reset(self) -> Result<(), CallError> {
-        self.driver.abort();
-        let io = self.io.0.borrow();
+        let live = self.live.borrow();
+        live.driver.abort();
+        let io = live.io.0.borrow();
         io.tcp.set_zero_linger().map_err(|error| CallError::new("CONNECTION", error))
     }
 
@@ -179,7 +169,31 @@ impl Connection {
         *request.version_mut() = http::Version::HTTP_2;
         *request.uri_mut() = self.uris[method as usize].clone();
         *request.headers_mut() = self.headers.clone();
-        Ok(self.send.clone().ready().await?.send_request(request, false)?)
+        loop {
+            let Live { send, number, .. } = self.live.borrow().clone();
+            // Nothing has been sent when one of these fails, so that a call may take the next connection.
+            let begun = match send.ready().await {
+                Ok(mut send) => send.send_request(request.clone(), false),
+                Err(error) => Err(error),
+            };
+            match begun {
+                // With any other reason it is a fault.
+                Err(error) if error.is_go_away() && error.reason() == Some(Reason::NO_ERROR) => {
+                    self.renew(number).await?;
+                }
+                begun => return Ok(begun?),
+            }
+        }
+    }
+
+    /// Replaces connection `number`, if nobody has done it yet.
+    async fn renew(&self, number: u64) -> Result<(), CallError> {
+        let _alone = self.renewing.lock().await;
+        if self.live.borrow().number == number {
+            let next = Live::open(&self.address, self.windows, number + 1).await?;
+            self.live.replace(next);
+        }
+        Ok(())
     }
 
     /// Calls `method` with `messages` and hands each DATA chunk of the answer to `sink`. `Ok` is the status OK.
@@ -276,6 +290,36 @@ impl Connection {
             drop(chunk?);
         }
         last_word(&mut body).await
+    }
+}
+
+impl Live {
+    async fn open(address: &str, windows: Windows, number: u64) -> Result<Self, CallError> {
+        let unreachable = |error: io::Error| CallError {
+            code: "CONNECTION",
+            text: format!("cannot connect to {address}: {error}"),
+            is_fatal: true,
+        };
+        let tcp = TcpStream::connect(address).await.map_err(unreachable)?;
+        tcp.set_nodelay(true).map_err(unreachable)?;
+        let io = SharedIo(Rc::new(RefCell::new(BufferedIo::new(tcp))));
+        let (send, mut connection) = h2::client::Builder::new()
+            .initial_window_size(windows.stream)
+            .initial_connection_window_size(windows.connection)
+            .max_frame_size(windows.frame)
+            .enable_push(false)
+            .handshake::<_, Message>(io.clone())
+            .await?;
+        let drained = io.clone();
+        let driver = tokio::task::spawn_local(poll_fn(move |cx| {
+            let done = Pin::new(&mut connection).poll(cx);
+            // h2 flushes for each DATA frame; the bytes of all streams leave together here instead.
+            match drained.0.borrow_mut().poll_drain(cx) {
+                Poll::Ready(Err(_)) => Poll::Ready(()),
+                _ => done.map(|_| ()),
+            }
+        }));
+        Ok(Self { send, io, driver: driver.abort_handle(), number })
     }
 }
 

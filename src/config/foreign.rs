@@ -61,7 +61,6 @@ const ROWS: &[(&str, Fate)] = &[
     ("http_proxy.cert_file", PROXY),
     ("http_proxy.key_file", PROXY),
     ("http_proxy.url", PROXY),
-    ("idle_timeout", Ignored("the server goes on until it is told to stop")),
     ("l1_auth_secret", PREFIXES),
     ("l1_unsafe_no_auth_secret", Ignored("there is no secret that it would stand for")),
     ("ldap.base_dn", LDAP),

@@ -1,10 +1,11 @@
 //! Values as operators write them.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::time::Duration;
 
 use super::ConfigError;
 use crate::pure::secret::Secret;
+use crate::rt::listen::{self, Address};
 
 /// GiB with fractions, to bytes.
 pub fn gib(text: &str) -> Result<u64, String> {
@@ -88,15 +89,20 @@ pub fn secret(text: &str) -> Result<Secret, String> {
     Ok(Secret::new(text))
 }
 
-/// `host:port`, `:port` for all interfaces (both IP versions where the machine has IPv6), `[v6]:port`.
-pub fn address(setting: &'static str, value: &str) -> Result<SocketAddr, ConfigError> {
+/// `host:port`, `:port` for all interfaces (both IP versions where the machine has IPv6), `[v6]:port`; `unix:path`,
+/// `unix://path`.
+pub fn address(setting: &'static str, value: &str) -> Result<Address, ConfigError> {
     let bad = |problem: String| ConfigError::Address { setting, value: value.to_owned(), problem };
+    if let Some(path) = value.strip_prefix("unix:") {
+        let path = path.strip_prefix("//").unwrap_or(path);
+        return if path.is_empty() { Err(bad("there is no path".into())) } else { Ok(Address::Unix(path.into())) };
+    }
     if let Some(port) = value.strip_prefix(':') {
         let port = port.parse().map_err(|_| bad("the port is not a number up to 65535".into()))?;
-        return Ok(crate::rt::tcp::any_interface(port));
+        return Ok(Address::Tcp(listen::any_interface(port)));
     }
     let mut found = value.to_socket_addrs().map_err(|e| bad(e.to_string()))?;
-    found.next().ok_or_else(|| bad("the host has no address".into()))
+    found.next().map(Address::Tcp).ok_or_else(|| bad("the host has no address".into()))
 }
 
 #[cfg(test)]
@@ -145,9 +151,18 @@ mod tests {
     /// Goal: addresses as bazel-remote takes them. Method: one example for each form.
     #[test]
     fn addresses() {
-        assert_eq!(address("--grpc_address", ":9092").map(|a| a.port()).ok(), Some(9092));
-        assert_eq!(address("--grpc_address", "127.0.0.1:1").ok(), Some(([127, 0, 0, 1], 1).into()));
-        assert_eq!(address("--grpc_address", "[::1]:7").map(|a| a.is_ipv6()).ok(), Some(true));
+        let tcp = |text: &str| match address("--grpc_address", text) {
+            Ok(Address::Tcp(address)) => Some(address),
+            _ => None,
+        };
+        assert_eq!(tcp(":9092").map(|a| a.port()), Some(9092));
+        assert_eq!(tcp("127.0.0.1:1"), Some(([127, 0, 0, 1], 1).into()));
+        assert_eq!(tcp("[::1]:7").map(|a| a.is_ipv6()), Some(true));
+        for text in ["unix:/run/ringcas", "unix:///run/ringcas"] {
+            assert_eq!(address("--grpc_address", text).ok(), Some(Address::Unix("/run/ringcas".into())));
+        }
+        assert_eq!(address("--grpc_address", "unix:here").ok(), Some(Address::Unix("here".into())));
+        assert!(address("--grpc_address", "unix://").is_err());
         let error = address("--grpc_address", "127.0.0.1").expect_err("no port");
         assert!(error.to_string().starts_with("--grpc_address \"127.0.0.1\""), "{error}");
         assert!(address("--grpc_address", ":99999").is_err());

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use prometheus::TextEncoder;
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric as Sample, MetricFamily, MetricType};
 
+use super::overview;
 use super::percore::{Distribution, Labels, Snapshot, Value};
 use super::table::{Kind, Metric, Row, Scope, TABLE};
 use crate::limits::{METRICS_ASKS_MAX, METRICS_COLLECT_TIME};
@@ -194,6 +195,11 @@ impl Exporter {
     pub async fn metrics(&self) -> String {
         let all = self.collect().await;
         render(&all, self.facts.prefix, self.facts.is_http_prefixed)
+    }
+
+    /// What the page at `/` shows, as JSON.
+    pub async fn overview(&self) -> String {
+        overview::render(&self.collect().await, &self.facts, rt::time::unix_seconds())
     }
 
     /// The answer to `GET /status`: bazel-remote's keys, in its order.

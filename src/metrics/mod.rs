@@ -4,6 +4,7 @@
 //! Counting is a write to a `Cell` of this core; nothing is shared between cores until somebody asks.
 
 pub mod export;
+mod overview;
 pub mod percore;
 pub mod table;
 

@@ -225,7 +225,8 @@ impl Snapshot {
             Value::Number(number) => *number,
             Value::Distribution(distribution) => distribution.sum,
         };
-        self.of(metric).map(|(_, value)| number(value)).sum()
+        // Why no `sum`: of nothing it is -0.
+        self.of(metric).fold(0.0, |sum, (_, value)| sum + number(value))
     }
 
     /// The number, or the count of values, of one series.

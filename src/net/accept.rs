@@ -3,15 +3,18 @@
 //! Why: SO_REUSEPORT spreads connections by a hash, and the normal case is few, long-lived ones, so some cores would
 //! get several and others none.
 
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::limits;
 use crate::metrics::{Metric, Snapshot};
 use crate::net::Server;
+use crate::pure::authority::AuthorityFilter;
 use crate::rt::channel::{self, Receiver, Sender};
-use crate::rt::tcp::{Accepted, Listener};
+use crate::rt::tcp::{Accepted, Listener, Peer};
+use crate::rt::time::{self, Either};
 use crate::store::Store;
 
 /// What is spoken on a listener's connections.
@@ -50,7 +53,6 @@ pub struct Load {
     cores: Box<[AtomicUsize]>,
     /// By kind.
     kinds: [OfKind; Kind::ALL.len()],
-    closing: AtomicBool,
 }
 
 struct OfKind {
@@ -83,12 +85,6 @@ impl Load {
             let refused = self.kinds[kind as usize].refused.load(Ordering::Relaxed);
             into.add_for(Metric::ConnectionsRefused, [kind.label()], refused);
         }
-    }
-
-    /// From now on new connections are closed at once, so that their clients go elsewhere. The accept task goes on,
-    /// because a cancelled accept could lose a socket and leave its client hanging.
-    pub fn stop_accepting(&self) {
-        self.closing.store(true, Ordering::Relaxed);
     }
 
     /// The core with the fewest connections, the lowest on a tie; `None` when the limit is reached.
@@ -145,7 +141,6 @@ pub fn inboxes(cores: usize, max: ConnectionsMax) -> (Targets, Vec<Inbox>) {
     let load = Arc::new(Load {
         cores: (0..cores).map(|_| AtomicUsize::new(0)).collect(),
         kinds: [OfKind::new(max.grpc), OfKind::new(max.http), OfKind::new(max.grpc)],
-        closing: AtomicBool::new(false),
     });
     let (inboxes, receivers) = (0..cores)
         .map(|_| {
@@ -157,16 +152,13 @@ pub fn inboxes(cores: usize, max: ConnectionsMax) -> (Targets, Vec<Inbox>) {
 }
 
 impl Targets {
-    /// The counts, for metrics and for `stop_accepting`.
+    /// The counts, for metrics.
     pub fn load(&self) -> Arc<Load> {
         self.load.clone()
     }
 
     /// Hands `socket` to a core, or closes it when there is no room for it.
     fn hand_over(&mut self, socket: Accepted, kind: Kind) {
-        if self.load.closing.load(Ordering::Relaxed) {
-            return;
-        }
         let handed = self.load.least_loaded(kind).map(|core| {
             let counted = Counted::new(&self.load, core, kind);
             self.inboxes[core].try_send(Handed { socket, counted })
@@ -177,10 +169,13 @@ impl Targets {
     }
 }
 
-/// Accepts for ever. Run it detached on one core, one call for each listener.
-pub async fn run(listener: Listener, kind: Kind, mut targets: Targets) {
-    loop {
-        let socket = listener.accept_patiently().await;
+/// Accepts until `stop`, then closes the listener. Run it on one core, one call for each listener.
+///
+/// Why it does not go on and close what comes: where another process holds the listener too, what comes is for that one.
+/// Nothing is lost at the end, because an accept is one system call and no wait.
+pub async fn run(listener: Listener, kind: Kind, mut targets: Targets, stop: impl Future<Output = ()>) {
+    let mut stop = pin!(stop);
+    while let Either::Right(socket) = time::race(&mut stop, listener.accept_patiently()).await {
         targets.hand_over(socket, kind);
     }
 }
@@ -189,7 +184,13 @@ pub async fn run(listener: Listener, kind: Kind, mut targets: Targets) {
 pub async fn serve_core<S: Store>(mut inbox: Inbox, server: Rc<Server<S>>) {
     while let Some(Handed { socket, counted }) = inbox.0.recv().await {
         match socket.own() {
-            Ok(socket) => server.serve(counted.kind, socket, counted),
+            Ok(mut socket) => {
+                if counted.kind != Kind::Http && socket.peer() == Peer::Unix {
+                    let mut authority = AuthorityFilter::default();
+                    socket.filter(Box::new(move |bytes| authority.pass(bytes)));
+                }
+                server.serve(counted.kind, socket, counted);
+            }
             Err(error) => tracing::debug!(%error, "a connection ended before it was served"),
         }
     }

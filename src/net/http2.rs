@@ -18,7 +18,7 @@ use crate::budget::{Claim, Grant};
 use crate::limits;
 use crate::pure::memory_plan::Use;
 use crate::rt::gate::Gate;
-use crate::rt::time;
+use crate::rt::{self, time};
 use crate::store::Store;
 
 /// Serves one connection to its end, and waits for its calls.
@@ -34,7 +34,7 @@ where
     let _open = Gauge::enter(&server.counters.connections);
     let io = Gathered::new(io, server.buffers.clone(), server.shown.clone());
     let watch = server.watch_phase();
-    let handshake = handshake(&io, server.settings.stream_window, &watch);
+    let handshake = handshake(&io, server.settings.stream_window, &watch, server.farewell.get());
     let connection = match time::timeout(server.preface_timeout.get(), handshake).await {
         Ok(Some(Ok(connection))) => connection,
         Ok(Some(Err(error))) => return failed(&server, &error),
@@ -60,11 +60,15 @@ fn failed<S>(server: &Server<S>, error: &h2::Error) {
     }
 }
 
-/// Sends our settings and waits for the client's preface. `None` when the server stops meanwhile.
+/// Sends our settings and waits for the client's preface. `None` when the server stops meanwhile; while it drains, a
+/// client has `farewell` for it.
+///
+/// Why it has: who connected a moment before the drain may have sent a call along, and cannot know whether to repeat it.
 async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
     io: &Gathered<T>,
     stream_window: u32,
     watch: &PhaseWatch,
+    farewell: Duration,
 ) -> Option<Result<Connection<Gathered<T>, Payload>, h2::Error>> {
     let mut handshake = Builder::new()
         .initial_window_size(stream_window)
@@ -85,13 +89,18 @@ async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
         .max_pending_accept_reset_streams(limits::HTTP2_PENDING_RESETS_MAX)
         .max_local_error_reset_streams(Some(limits::HTTP2_STREAM_ERRORS_MAX))
         .handshake(io.clone());
+    let mut last: Option<time::Sleep> = None;
     std::future::poll_fn(move |context| {
         let result = Pin::new(&mut handshake).poll(context);
         // A broken socket shows at the next read.
         let _ = io.poll_send(context);
-        match result {
-            Poll::Pending if watch.poll_phase(context) > Phase::Serving => Poll::Ready(None),
-            result => result.map(Some),
+        if let Poll::Ready(result) = result {
+            return Poll::Ready(Some(result));
+        }
+        match watch.poll_phase(context) {
+            Phase::Serving => Poll::Pending,
+            Phase::Draining => Pin::new(last.get_or_insert_with(|| time::sleep(farewell))).poll(context).map(|()| None),
+            Phase::Aborting => Poll::Ready(None),
         }
     })
     .await
@@ -112,6 +121,9 @@ where
 {
     let mut told = Phase::Serving;
     let mut farewell: Option<time::Sleep> = None;
+    let Settings { max_connection_age, max_connection_age_grace, .. } = server.settings;
+    let mut age = max_connection_age.map(|age| time::sleep(spread(age, rt::random_u64())));
+    let mut grace: Option<time::Sleep> = None;
     let shares = server.shares();
     let mut window: Option<Grant> = None;
     shares.requests.allow_waiting(0);
@@ -129,6 +141,16 @@ where
                 // Why not `abrupt_shutdown`: it waits for a client that may not read.
                 Phase::Aborting => return Poll::Ready(Ok(())),
             }
+        }
+        if age.as_mut().is_some_and(|age| Pin::new(age).poll(context).is_ready()) {
+            age = None;
+            connection.graceful_shutdown();
+            farewell.get_or_insert_with(|| time::sleep(server.farewell.get()));
+            grace = max_connection_age_grace.map(time::sleep);
+        }
+        if grace.as_mut().is_some_and(|grace| Pin::new(grace).poll(context).is_ready()) {
+            tracing::debug!("the calls of an old connection did not end in time and are cut");
+            return Poll::Ready(Ok(()));
         }
         loop {
             match connection.poll_accept(context) {
@@ -160,6 +182,12 @@ where
     .await
 }
 
+/// A tenth more or less, by a random word: connections that began together do not end together.
+fn spread(age: Duration, random: u64) -> Duration {
+    let share = random as f64 / u64::MAX as f64;
+    (age - age / 10).saturating_add((age / 5).mul_f64(share))
+}
+
 /// How many requests of a connection may wait for memory half-sent: as many as leave half of its window to others.
 fn waiting_max(stream_window: u32, window: &Option<Grant>) -> usize {
     let window = window.as_ref().map_or(0, Grant::len) / (2 * u64::from(stream_window));
@@ -179,4 +207,19 @@ where
     let grant = settings.purse.grant(Use::Windows, u64::from(more), Claim::Further)?;
     connection.set_target_window_size(min + more);
     Some(grant)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: ages stay within a tenth of what was asked for, and nothing overflows. Method: the ends of the range.
+    #[test]
+    fn ages_are_spread() {
+        let hour = Duration::from_secs(3600);
+        assert_eq!(spread(hour, 0), hour * 9 / 10);
+        assert_eq!(spread(hour, u64::MAX), hour * 11 / 10);
+        assert!(spread(Duration::MAX, u64::MAX) > Duration::MAX / 10 * 9);
+        assert!(spread(Duration::from_nanos(1), u64::MAX) <= Duration::from_nanos(2));
+    }
 }

@@ -134,6 +134,11 @@ impl GrpcCounters {
         &self.methods[method as usize]
     }
 
+    /// Calls of all methods that have begun.
+    pub fn begun(&self) -> u64 {
+        self.methods.iter().map(|of| of.started.get()).sum()
+    }
+
     /// Every method's series are there from the start, so that rates need no special case; a code's when it was seen, and
     /// OK always.
     pub fn report(&self, into: &mut Snapshot) {

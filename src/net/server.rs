@@ -36,6 +36,10 @@ pub struct Settings {
     /// The window of each stream, in bytes (`--grpc_initial_window_size`); a connection's window is
     /// `limits::HTTP2_CONNECTION_WINDOW_STREAMS` times as large.
     pub stream_window: u32,
+    /// How old a gRPC connection may become before its client is asked to connect anew (`--grpc_max_connection_age`), and
+    /// how long its calls may take to end from then on.
+    pub max_connection_age: Option<Duration>,
+    pub max_connection_age_grace: Option<Duration>,
     /// This core's hold on the memory limit.
     pub purse: Purse,
     /// What handshakes are made with; `None` without TLS.
@@ -104,7 +108,7 @@ pub struct Server<S> {
     pub(super) settings: Settings,
     /// How long a new connection may take to send the HTTP/2 preface.
     pub(super) preface_timeout: Cell<Duration>,
-    /// How long a connection without calls may take to answer when the server drains.
+    /// How long a connection without calls may take to answer, or to ask for one thing more, when it is to end.
     pub(super) farewell: Cell<Duration>,
     /// How long a TLS handshake may take.
     pub(super) handshake_timeout: Cell<Duration>,
@@ -281,6 +285,17 @@ impl<S: Store> Server<S> {
     /// Cuts every connection.
     pub fn abort(&self) {
         self.enter(Phase::Aborting);
+    }
+
+    /// True from `drain` on.
+    pub(super) fn is_draining(&self) -> bool {
+        self.phases.with(|phases| phases.now > Phase::Serving)
+    }
+
+    /// Calls and HTTP requests for blobs that have begun on this core so far, and how many run now.
+    pub fn asked(&self) -> (u64, u64) {
+        let (http_begun, http_open) = self.counters.http.asked();
+        (self.counters.grpc.begun() + http_begun, self.counters.calls_open.get() + http_open)
     }
 
     /// Ends when no connection is open.

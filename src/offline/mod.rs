@@ -10,7 +10,6 @@ mod files;
 mod findings;
 pub mod flags;
 mod import;
-mod json;
 mod repair;
 mod report;
 mod survey;

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::findings::{CLASSES, Class, Findings, SIZE_BOUNDS, key_text};
-use super::json::Json;
 use crate::limits::CHUNK_LEN;
+use crate::pure::json::Json;
 use crate::pure::segment::Layout;
 use crate::shard::geometry::Volume;
 

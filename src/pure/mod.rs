@@ -2,6 +2,7 @@
 
 pub mod action_result;
 pub mod admission;
+pub mod authority;
 pub mod aws_profile;
 pub mod backoff;
 pub mod batch;
@@ -26,6 +27,7 @@ pub mod grpc_frame;
 pub mod htpasswd;
 pub mod http_cache;
 pub mod index;
+pub mod json;
 pub mod ledger;
 pub mod memory_plan;
 pub mod pacing;

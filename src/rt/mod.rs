@@ -7,6 +7,7 @@ pub mod aside;
 pub mod channel;
 pub mod cores;
 mod deadlines;
+mod descriptors;
 #[cfg(test)]
 pub mod faults;
 pub mod file;
@@ -15,12 +16,15 @@ pub mod host;
 pub mod join;
 pub mod lane;
 pub mod latest;
+pub mod listen;
 mod loan;
 pub mod local;
+pub mod notify;
 pub mod published;
 pub mod pulse;
 pub mod resolve;
 pub mod signal;
+pub mod takeover;
 pub mod tcp;
 pub mod time;
 

@@ -7,9 +7,6 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::net::UnixListener;
-use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,9 +15,10 @@ use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
 use glommio::io::{PollState, PollableFd};
-use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::listen::{self, Bound};
 use super::{pulse, time};
 use crate::limits::{READ_AHEAD_BUFS_MAX, READ_AHEAD_LEN};
 
@@ -28,16 +26,10 @@ use crate::limits::{READ_AHEAD_BUFS_MAX, READ_AHEAD_LEN};
 const BYPASS_LEN: usize = 64 << 10;
 /// Bytes that a connection reads before the reactor gets a turn, so that one fast uploader does not keep its core.
 const IN_A_ROW_MAX: usize = 1 << 20;
-/// Connections that wait to be accepted; the kernel caps it at net.core.somaxconn.
-const BACKLOG: i32 = 4096;
 /// Accepts in a row after which the reactor gets a turn.
 const ACCEPTS_IN_A_ROW: u32 = 16;
 /// Pause after a failed accept, as a full table of descriptors does not empty at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Silence after which the kernel asks whether the peer is still there, and the distance of the further questions.
-const KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
-
 /// Who is at the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
@@ -57,13 +49,8 @@ impl std::fmt::Display for Peer {
 
 /// A listening socket of this core.
 pub struct Listener {
-    socket: PollableFd<Listening>,
+    socket: PollableFd<Socket>,
     in_a_row: Cell<u32>,
-}
-
-enum Listening {
-    Tcp(std::net::TcpListener),
-    Unix(UnixListener),
 }
 
 /// An accepted connection that no core owns yet. Closes when dropped.
@@ -72,61 +59,11 @@ pub struct Accepted {
     peer: Peer,
 }
 
-/// A bound, listening socket that no core owns yet; bind errors show before cores start. `[::]` takes IPv4 as well; any
-/// other IPv6 address takes IPv6 only.
-///
-/// Why no SO_REUSEPORT: one core accepts for all, and a second server on the same port should fail, not share.
-pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    if let SocketAddr::V6(v6) = address {
-        socket.set_only_v6(!v6.ip().is_unspecified())?;
-    }
-    socket.set_reuse_address(true)?;
-    // Accepted sockets inherit it.
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE_AFTER).with_interval(KEEPALIVE_INTERVAL))?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
-}
-
-/// All interfaces: `[::]`, which also takes IPv4, or `0.0.0.0` on a machine without IPv6.
-pub fn any_interface(port: u16) -> SocketAddr {
-    let v6 = std::net::Ipv6Addr::UNSPECIFIED;
-    match socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::STREAM, None) {
-        Ok(_) if std::path::Path::new("/proc/net/if_inet6").exists() => (v6, port).into(),
-        _ => (std::net::Ipv4Addr::UNSPECIFIED, port).into(),
-    }
-}
-
-/// A bound, listening unix socket. A socket file that a dead server left behind is replaced.
-pub fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_abandoned(path) => {
-            std::fs::remove_file(path)?;
-            UnixListener::bind(path)
-        }
-        bound => bound,
-    }
-}
-
-fn is_abandoned(path: &Path) -> bool {
-    let connected = std::os::unix::net::UnixStream::connect(path);
-    connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
-}
-
 impl Listener {
     /// Takes over a bound socket on this core.
-    pub fn adopt(socket: std::net::TcpListener) -> Self {
-        Self::new(socket.set_nonblocking(true), Listening::Tcp(socket))
-    }
-
-    /// Takes over a bound unix socket on this core.
-    pub fn adopt_unix(socket: UnixListener) -> Self {
-        Self::new(socket.set_nonblocking(true), Listening::Unix(socket))
-    }
-
-    fn new(nonblocking: io::Result<()>, socket: Listening) -> Self {
-        nonblocking.expect("a listening socket can be made non-blocking");
+    pub fn adopt(bound: Bound) -> Self {
+        let socket = bound.into_socket();
+        socket.set_nonblocking(true).expect("a listening socket can be made non-blocking");
         let socket = PollableFd::new(socket).expect("an executor runs on this thread");
         Self { socket, in_a_row: Cell::new(0) }
     }
@@ -138,7 +75,7 @@ impl Listener {
             time::yield_to_reactor().await;
         }
         loop {
-            match self.socket.get_ref().try_accept() {
+            match try_accept(self.socket.get_ref()) {
                 Ok(accepted) => {
                     pulse::touch();
                     return Ok(accepted);
@@ -191,25 +128,9 @@ fn is_of_one_client(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| OF_ONE_CLIENT.contains(&code))
 }
 
-impl Listening {
-    fn try_accept(&self) -> io::Result<Accepted> {
-        match self {
-            Self::Tcp(socket) => {
-                let (socket, peer) = socket.accept()?;
-                Ok(Accepted { socket: socket.into(), peer: Peer::Tcp(peer) })
-            }
-            Self::Unix(socket) => Ok(Accepted { socket: socket.accept()?.0.into(), peer: Peer::Unix }),
-        }
-    }
-}
-
-impl AsRawFd for Listening {
-    fn as_raw_fd(&self) -> RawFd {
-        match self {
-            Self::Tcp(socket) => socket.as_raw_fd(),
-            Self::Unix(socket) => socket.as_raw_fd(),
-        }
-    }
+fn try_accept(socket: &Socket) -> io::Result<Accepted> {
+    let (socket, peer) = socket.accept()?;
+    Ok(Accepted { socket, peer: peer.as_socket().map_or(Peer::Unix, Peer::Tcp) })
 }
 
 impl Accepted {
@@ -233,7 +154,7 @@ pub async fn connect(address: SocketAddr) -> io::Result<TcpConn> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     socket.set_tcp_nodelay(true)?;
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE_AFTER).with_interval(KEEPALIVE_INTERVAL))?;
+    socket.set_tcp_keepalive(&listen::keepalive())?;
     let begun = socket.connect(&address.into());
     let socket = PollableFd::new(socket)?;
     match begun {
@@ -263,12 +184,22 @@ pub struct TcpConn {
     ahead: Option<Ahead>,
     /// The kernel may hold back something of what was written.
     held_back: bool,
+    /// Changes what comes, before anybody reads it.
+    filter: Option<Filter>,
 }
+
+/// Is given all that a connection brings, in order, to change it in place.
+pub type Filter = Box<dyn FnMut(&mut [u8])>;
 
 impl TcpConn {
     fn over(socket: PollableFd<Socket>, peer: Peer) -> Self {
         let (readable, writable) = (Readiness::new(), Readiness::new());
-        Self { readable, writable, socket, peer, in_a_row: 0, ahead: None, held_back: false }
+        Self { readable, writable, socket, peer, in_a_row: 0, ahead: None, held_back: false, filter: None }
+    }
+
+    /// Changes what comes from now on.
+    pub fn filter(&mut self, filter: Filter) {
+        self.filter = Some(filter);
     }
 
     /// The client's address.
@@ -314,7 +245,18 @@ impl TcpConn {
 
 impl AsyncRead for TcpConn {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let conn = &mut *self;
+        let before = buf.filled().len();
+        ready!(self.poll_unfiltered(context, buf))?;
+        if let Some(filter) = &mut self.filter {
+            filter(&mut buf.filled_mut()[before..]);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl TcpConn {
+    fn poll_unfiltered(&mut self, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let conn = self;
         if buf.remaining() == 0 {
             return Poll::Ready(Ok(()));
         }
@@ -338,9 +280,7 @@ impl AsyncRead for TcpConn {
             }
         }
     }
-}
 
-impl TcpConn {
     fn poll_send(
         &mut self,
         context: &mut Context<'_>,

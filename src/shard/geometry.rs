@@ -152,6 +152,11 @@ impl Volume {
 
 /// Creates or validates the cache directory and reads all segment headers. Blocks: for start-up, before the cores run.
 pub fn open(config: &DiskConfig) -> Result<Volume, OpenError> {
+    open_when_free(config, || false)
+}
+
+/// The same for a directory that another process may still use: `waits` says, and does, whether to look once more.
+pub fn open_when_free(config: &DiskConfig, mut waits: impl FnMut() -> bool) -> Result<Volume, OpenError> {
     let given = config.max_size_bytes;
     if given < MAX_SIZE_MIN {
         return Err(OpenError::TooSmall { given });
@@ -166,7 +171,12 @@ pub fn open(config: &DiskConfig) -> Result<Volume, OpenError> {
     if !exists {
         refuse_foreign(dir)?;
     }
-    let lock = lock(dir)?;
+    let lock = loop {
+        match lock(dir) {
+            Err(OpenError::InUse { .. }) if waits() => {}
+            locked => break locked?,
+        }
+    };
     let superblock = if exists { read_super(dir, &super_path)? } else { create(dir, given)? };
     let superblock = resize(dir, superblock, given)?;
     let headers = read_headers(dir, &superblock)?;

@@ -22,8 +22,6 @@ from wait import until
 MIB = 1 << 20
 CORES = 16
 OPEN_S, PROBE_S, HEAD_S, STALL_S = 15, 5, 10, 15
-# Who waits for the store waits for 10 s. Why not less: 16 cores and all clients share the CPUs, perhaps with a build.
-NO_WAIT_S = 5
 # What a loaded machine with fewer CPUs than cores adds.
 SLACK_S = 4
 
@@ -126,7 +124,7 @@ def bystander(server, what: str):
     for name in ("hits", "checks", "writes"):
         times = getattr(seen, name)
         report(f"{what}: local {name}", times)
-        assert max(times) < NO_WAIT_S, f"local {name} waited for the store"
+        assert max(times) < 2, f"local {name} waited for the store"
 
 
 def report(what: str, times: list[float]) -> None:
@@ -170,7 +168,7 @@ def test_a_black_hole(store, server, clients):
             assert time.monotonic() - silent < OPEN_S + PROBE_S + SLACK_S
         assert [request.method for request in store.since(silent)] == ["GET"], "more than a probe was sent"
         report("open: misses", waits)
-        assert statistics.median(waits) < 1 and max(waits) < NO_WAIT_S
+        assert statistics.median(waits) < 1 and max(waits) < 2
 
         store.heal()
         healed = time.monotonic()
@@ -213,7 +211,7 @@ def test_a_brownout(store, server, clients):
             waits += misses(clients)
             assert time.monotonic() - opened < OPEN_S + SLACK_S, "the slow body holds up the probe"
         report("open and half-open: misses", waits)
-        assert max(waits) < NO_WAIT_S
+        assert max(waits) < 2
 
         with Client(server.address) as slow_client:
             stream = slow_client.read_call(blob_name(large.hash, large.size))
@@ -224,7 +222,7 @@ def test_a_brownout(store, server, clients):
                 assert read(clients[number % len(clients)], content) == content.bytes()
                 times.append(time.monotonic() - begun)
             report("reads through beside a slow body", times)
-            assert max(times) < NO_WAIT_S
+            assert max(times) < 2
             received += len(next(stream).data)
             assert received < large.size
             stream.cancel()

@@ -177,7 +177,7 @@ def test_local_things_never_wait(store, server):
                     call()
                     times.append(time.monotonic() - begun)
         times.sort()
-        assert times[len(times) // 2] < 0.05 and times[-1] < 5, times
+        assert times[len(times) // 2] < 0.05 and times[-1] < 1, times
         assert max(wait.result(60) for wait in waiting) < 10 + SLACK_S
 
 

@@ -53,4 +53,4 @@ def test_waiting_for_a_store_holds_no_memory(store, fresh, kind):
         assert not any(call.done() for call in calls), "the cold reads should still wait"
         for call in calls:
             call.result(60)
-    assert waited < 5, f"a read of what is here waited {waited:.1f} s"
+    assert waited < 3, f"a read of what is here waited {waited:.1f} s"

@@ -94,3 +94,15 @@ def test_kernel_settings_and_unit_can_be_read():
         assert not line or line[0] in "#[" or re.fullmatch(r"[A-Z]\w+=.*", line), line
     # Without these the server does not start, or not with many cores.
     assert "LimitMEMLOCK=" in unit and "io_uring_setup" in unit and "AF_INET6" in unit
+
+
+def test_systemd_takes_the_units(tmp_path):
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("no systemd here")
+    units = [tmp_path / name for name in ("ringcas.service", "ringcas.socket")]
+    for unit in units:
+        # It looks whether the program exists.
+        unit.write_text((TUNING / unit.name).read_text().replace("/usr/bin/ringcas", "/bin/true"))
+    run = subprocess.run([analyze, "verify", *units], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0 and not run.stderr.strip(), run

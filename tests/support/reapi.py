@@ -96,8 +96,10 @@ class Client:
         version: str = "",
         deadline_s: float = DEADLINE_S,
         credentials: grpc.ChannelCredentials | None = None,
+        sends_again: bool = False,
     ):
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+        """`sends_again`: what the server has said that it never looked at, as gRPC clients do when nobody forbids it."""
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", int(sends_again))]
         self.address = address
         secure = credentials is not None
         self.channel = grpc.secure_channel(address, credentials, options) if secure else grpc.insecure_channel(address, options)

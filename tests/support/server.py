@@ -17,7 +17,7 @@ SCRATCH = pathlib.Path(os.environ.get("RINGCAS_TEST_SCRATCH", ROOT / "target" / 
 
 START_S = 60
 STOP_S = 60
-LISTENING = re.compile(r"listening\b.*\bgrpc=(?:\[[^\]]+\]|[^\s:]+):(\d+)(?: http=(?:\[[^\]]+\]|[^\s:]+):(\d+))?")
+LISTENING = re.compile(r"listening\b.*\bgrpc=(\S+)(?: http=(\S+))?")
 # Servers that have been made and not closed: a failing test shows their logs.
 running: set["Server"] = set()
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -35,6 +35,11 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+def port_of(address: str) -> int:
+    """0 for a unix socket, and for none."""
+    return 0 if address.startswith("unix:") or not address else int(address.rsplit(":", 1)[1])
+
+
 class StartError(Exception):
     """The server ended, or did not listen, instead of starting."""
 
@@ -47,14 +52,18 @@ class StartError(Exception):
 class Server:
     """One server process on a cache directory. The directory outlives restarts and ends with `close`."""
 
-    def __init__(self, directory: pathlib.Path | None = None, environment: dict[str, str] | None = None, **flags):
-        """`flags` are the server's own, without dashes; `None` leaves one out."""
+    def __init__(self, directory: pathlib.Path | None = None, environment: dict[str, str] | None = None, passed=(), **flags):
+        """`flags` are the server's own, without dashes; `None` leaves one out. `passed` are listening sockets that it
+        gets as systemd passes them."""
+        self.passed = passed
         self.home = scratch("server")
         self.directory = directory or self.home / "cache"
         self.environment = environment or {}
         self.flags = {"max_size": "1", "cores": "2", "http_address": "none", "grpc_address": "127.0.0.1:0"} | flags
         self.process: subprocess.Popen | None = None
         self.port = 0
+        # `unix:PATH`, when gRPC listens on a unix socket.
+        self.path = ""
         self.http_port = 0
         self.starts = 0
         running.add(self)
@@ -67,7 +76,8 @@ class Server:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        """As gRPC clients take it."""
+        return self.path or f"127.0.0.1:{self.port}"
 
     @property
     def http_address(self) -> str:
@@ -95,8 +105,20 @@ class Server:
         own = ("RINGCAS_", "BAZEL_REMOTE_")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
         environment |= self.environment
+        if self.passed:
+            # The shell has the number of the process that it becomes.
+            moves = " ".join(f"{3 + at}<&{listening.fileno()}" for at, listening in enumerate(self.passed))
+            script = f'exec {moves}; export LISTEN_PID=$$ LISTEN_FDS={len(self.passed)}; exec "$@"'
+            command = ["bash", "-c", script, "bash", *command]
         with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                pass_fds=[listening.fileno() for listening in self.passed],
+            )
         try:
             self._await_port(time.monotonic() + START_S)
         except BaseException:
@@ -111,14 +133,22 @@ class Server:
                 raise StartError(code, self.log)
             match = LISTENING.search(self.log)
             if match:
-                self.port, self.http_port = int(match.group(1)), int(match.group(2) or 0)
+                grpc, http = match.group(1), match.group(2)
+                self.path = grpc if grpc.startswith("unix:") else ""
+                self.port, self.http_port = port_of(grpc), port_of(http or "")
                 try:
-                    socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                    self._connect()
                     return
                 except OSError:
                     pass
             time.sleep(0.02)
         raise StartError(None, self.log)
+
+    def _connect(self) -> None:
+        if not self.path:
+            return socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        with socket.socket(socket.AF_UNIX) as connecting:
+            connecting.connect(self.path.removeprefix("unix:"))
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)

@@ -16,12 +16,14 @@ pub enum Handler {
     Put,
     Metrics,
     Status,
+    /// The page for people, and what it shows.
+    Page,
     /// A path that nobody answers for.
     None,
 }
 
 impl Handler {
-    const ALL: [Self; 6] = [Self::Get, Self::Head, Self::Put, Self::Metrics, Self::Status, Self::None];
+    const ALL: [Self; 7] = [Self::Get, Self::Head, Self::Put, Self::Metrics, Self::Status, Self::Page, Self::None];
 
     fn label(self) -> &'static str {
         match self {
@@ -30,6 +32,7 @@ impl Handler {
             Self::Put => "PUT",
             Self::Metrics => "metrics",
             Self::Status => "status",
+            Self::Page => "page",
             Self::None => "none",
         }
     }
@@ -54,6 +57,8 @@ pub struct HttpCounters {
     pub received: Counter,
     pub sent: Counter,
     inflight: [Cell<u64>; Handler::ALL.len()],
+    /// Requests for blobs that have ended.
+    asked_ended: Counter,
     ended: Local<BTreeMap<(Handler, &'static str, u16), Ended>>,
 }
 
@@ -71,6 +76,7 @@ impl Default for HttpCounters {
             received: Counter::default(),
             sent: Counter::default(),
             inflight: Default::default(),
+            asked_ended: Counter::default(),
             ended: Local::new(BTreeMap::new()),
         }
     }
@@ -90,6 +96,9 @@ impl HttpCounters {
         time: std::time::Duration,
         sent: u64,
     ) {
+        if matches!(handler, Handler::Get | Handler::Head | Handler::Put) {
+            self.asked_ended.count();
+        }
         self.ended.with(|ended| {
             let of = ended
                 .entry((handler, method, code.as_u16()))
@@ -97,6 +106,12 @@ impl HttpCounters {
             of.time.observe_time(time);
             of.size.observe_bytes(sent);
         });
+    }
+
+    /// Requests for blobs that have begun so far, and how many run now.
+    pub fn asked(&self) -> (u64, u64) {
+        let open = [Handler::Get, Handler::Head, Handler::Put].map(|handler| self.inflight(handler).get()).iter().sum();
+        (self.asked_ended.get() + open, open)
     }
 
     pub fn report(&self, core: usize, into: &mut Snapshot) {

@@ -73,17 +73,28 @@ where
             .header_read_timeout(None)
             .serve_connection(Io::new(io, watch.clone()), service)
     );
+    let asking = watch.clone();
     let mut limit = Limit { watch, patience, entered: (0, time::now()), timer: None };
     let mut told = Phase::Serving;
+    let mut farewell: Option<Sleep> = None;
     let ended = std::future::poll_fn(|context| {
         let phase = phases.poll_phase(context);
         if told < phase {
             told = phase;
             match phase {
                 Phase::Serving => {}
+                // Why not at once when nothing is asked: a request may be on its way, and its client could not know whether
+                // to repeat it. It is answered, with a word that it was the last (`routes::answer`).
+                Phase::Draining if asking.now().1 != Stage::Request => {
+                    farewell = Some(time::sleep(server.farewell.get()));
+                }
                 Phase::Draining => connection.as_mut().graceful_shutdown(),
                 Phase::Aborting => return Poll::Ready(Ok(())),
             }
+        }
+        if farewell.as_mut().is_some_and(|wait| Pin::new(wait).poll(context).is_ready()) {
+            farewell = None;
+            connection.as_mut().graceful_shutdown();
         }
         if let Poll::Ready(ended) = connection.as_mut().poll(context) {
             return Poll::Ready(ended);

@@ -4,7 +4,10 @@ use std::convert::Infallible;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use http::header::{
+    ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue,
+    X_CONTENT_TYPE_OPTIONS,
+};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 
@@ -23,6 +26,12 @@ pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json"
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 /// Source: Prometheus, "Exposition formats", text format 0.0.4.
 const PROMETHEUS: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
+const PAGE: &str = "/";
+/// The figures that the page shows.
+const OVERVIEW: &str = "/overview.json";
+const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+                           connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 const NOSNIFF: (HeaderName, HeaderValue) = (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
 
 /// Answers one request.
@@ -42,13 +51,14 @@ pub async fn answer<S: Store>(
     let handler = match (path, &target, &head.method) {
         ("/metrics", ..) => Handler::Metrics,
         ("/status", ..) => Handler::Status,
+        (PAGE | OVERVIEW, ..) => Handler::Page,
         (_, Some(_), &Method::GET) => Handler::Get,
         (_, Some(_), &Method::HEAD) => Handler::Head,
         (_, Some(_), &Method::PUT) => Handler::Put,
         _ => Handler::None,
     };
     // Why not these: whoever polls every few seconds would fill the log.
-    let is_polled = matches!(handler, Handler::Metrics | Handler::Status);
+    let is_polled = matches!(handler, Handler::Metrics | Handler::Status | Handler::Page);
     let logged = (server.services.options.access_log.get() && !is_polled).then(|| path.to_owned());
     let exchange = Exchange::new(server.counters.http.clone(), handler, head.method.clone(), logged, in_request);
     let is_read = head.method == Method::GET || head.method == Method::HEAD;
@@ -58,14 +68,18 @@ pub async fn answer<S: Store>(
         Ok(role) => role,
         Err(denial) => return Ok(cache::deny(&server, denial, &head, body, &shares, exchange)),
     };
-    Ok(match (handler, &target) {
-        (Handler::Metrics | Handler::Status, _) if !is_read => not_allowed(&head.method, "GET, HEAD", exchange),
+    let mut response = match (handler, &target) {
+        (Handler::Metrics | Handler::Status | Handler::Page, _) if !is_read => {
+            not_allowed(&head.method, "GET, HEAD", exchange)
+        }
         (Handler::Metrics, _) if !server.exporter.is_enabled() => {
             // Source: bazel-remote's text.
             text(StatusCode::NOT_FOUND, "Endpoint metrics are not enabled on this server.".to_owned(), exchange)
         }
         (Handler::Metrics, _) => whole(PROMETHEUS, server.exporter.metrics().await, &head.method, exchange),
         (Handler::Status, _) => whole(JSON, server.exporter.status().await, &head.method, exchange),
+        (Handler::Page, _) if path == OVERVIEW => whole(JSON, server.exporter.overview().await, &head.method, exchange),
+        (Handler::Page, _) => page(&head.method, exchange),
         (Handler::Get | Handler::Head, Some(target)) => cache::get(&server, target, &head, &shares, exchange).await,
         (Handler::Put, Some(target)) => cache::put(&server, role, target, &head, body, &shares, exchange).await,
         (_, Some(_)) => not_allowed(&head.method, "GET, HEAD, PUT", exchange),
@@ -74,10 +88,22 @@ pub async fn answer<S: Store>(
             text(StatusCode::BAD_REQUEST, reason, exchange)
         }
         (_, None) => {
-            let reason = format!("There is nothing at {path} here: try /status, /metrics, /cas/<hash> or /ac/<hash>.");
+            let reason =
+                format!("There is nothing at {path} here: try /, /status, /metrics, /cas/<hash> or /ac/<hash>.");
             text(StatusCode::NOT_FOUND, reason, exchange)
         }
-    })
+    };
+    if server.is_draining() {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(response)
+}
+
+/// The page for people. It loads nothing from elsewhere, and may not.
+fn page(method: &Method, exchange: Exchange) -> Response<Body> {
+    let mut response = whole(HTML, include_str!("page.html").to_owned(), method, exchange);
+    response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY));
+    response
 }
 
 fn whole(content_type: HeaderValue, text: String, method: &Method, exchange: Exchange) -> Response<Body> {

@@ -83,7 +83,11 @@ fn routes() {
             ("HEAD", "/metrics", 200, "text/plain; version=0.0.4; charset=utf-8", ""),
             ("PUT", "/metrics", 405, "text/plain; charset=utf-8", "Method 'PUT' not supported"),
             ("DELETE", "/status", 405, "text/plain; charset=utf-8", "use one of GET, HEAD"),
-            ("GET", "/", 404, "text/plain; charset=utf-8", "try /status"),
+            ("GET", "/", 200, "text/html; charset=utf-8", "fetch(\"/overview.json\""),
+            ("HEAD", "/", 200, "text/html; charset=utf-8", ""),
+            ("GET", "/overview.json", 200, "application/json", "\"entries\":0"),
+            ("POST", "/", 405, "text/plain; charset=utf-8", "use one of GET, HEAD"),
+            ("GET", "/index", 404, "text/plain; charset=utf-8", "try /, /status"),
             ("GET", "/metrics/", 404, "text/plain; charset=utf-8", "/metrics/"),
         ] {
             let reply = client.ask(method, path).await;
@@ -160,11 +164,20 @@ fn patience_ends() {
     });
 }
 
-/// Goal: a drain closes connections that have no whole request. Method: an idle connection, and one in the middle of a
-/// head.
+/// Goal: a drain closes connections that have no whole request, but answers one that comes a moment later, with a word
+/// that it was the last. Method: an idle connection, one in the middle of a head, and one that asks when all know.
 #[test]
 fn drains() {
     with_server(async |harness| {
+        let mut late = Raw::connect(harness);
+        assert_eq!(late.ask("GET", "/status").await.code, 200);
+        harness.server.drain();
+        let answer = late.ask("GET", "/status").await;
+        assert_eq!((answer.code, answer.header("connection")), (200, "close"));
+        assert_eq!(late.rest().await, b"");
+    });
+    with_server(async |harness| {
+        harness.server.farewell.set(Duration::from_millis(20));
         let (mut idle, mut asking) = (Raw::connect(harness), Raw::connect(harness));
         assert_eq!(idle.ask("GET", "/status").await.code, 200);
         asking.send(b"GET /status HTTP/1.1\r\n").await;

@@ -72,8 +72,14 @@ struct Answer {
 /// Runs `test` with a server, and then checks that nothing of it is left: no open call, no open connection.
 /// Memory for everything that a test does.
 fn settings() -> Settings {
-    let (tls, access) = (None, Rc::default());
-    Settings { stream_window: limits::HTTP2_STREAM_WINDOW, purse: Purse::alone(PEERS), tls, access }
+    Settings {
+        stream_window: limits::HTTP2_STREAM_WINDOW,
+        max_connection_age: None,
+        max_connection_age_grace: None,
+        purse: Purse::alone(PEERS),
+        tls: None,
+        access: Rc::default(),
+    }
 }
 
 /// Bytes that peers may make the server of a test hold.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::names::Space;
 use crate::offline::Verdict;
-use crate::offline::json::Json;
 use crate::offline::report::size;
+use crate::pure::json::Json;
 use crate::store::StoreError;
 
 /// Why a file was not stored.
