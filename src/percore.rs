@@ -220,6 +220,7 @@ pub async fn run(kit: Kit) {
         options,
         worker: worker.clone(),
         server: server.clone(),
+        backends: backends.as_ref().map(|(all, _)| all.clone()),
         max_blob_len: disk.max_blob_len(),
         writes_fit,
     };
@@ -289,6 +290,7 @@ struct Changing {
     options: Rc<Options>,
     worker: Worker<Disk>,
     server: Rc<Server<Router<Disk>>>,
+    backends: Option<Backends>,
     /// Bytes.
     max_blob_len: u64,
     writes_fit: u32,
@@ -302,6 +304,7 @@ impl Changing {
             http_read_timeout,
             http_write_timeout,
             max_blob_size,
+            s3_patience,
             // Looked at when the core ends.
             shutdown_timeout: _,
             write_queue_wait,
@@ -313,6 +316,9 @@ impl Changing {
         self.options.shed_status.set(write_shed_status.into());
         self.server.enable_metrics(endpoint_metrics);
         self.server.set_http_times(http_read_timeout, http_write_timeout);
+        if let (Some(backends), Some(patience)) = (&self.backends, s3_patience) {
+            backends.set_patience(patience);
+        }
         self.worker.set_write_limits(write_slots.unwrap_or(self.writes_fit), write_queue_wait);
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::access::AccessFiles;
+use crate::backend::settings::{Patience, Settings};
 use crate::config::effective::Effective;
 use crate::config::inputs::{Inputs, Outcome};
 use crate::config::{Config, ConfigError, Flags, WriteShedStatus};
@@ -31,6 +32,8 @@ pub struct Live {
     pub http_write_timeout: Duration,
     /// Bytes.
     pub max_blob_size: u64,
+    /// `None` without backends.
+    pub s3_patience: Option<Patience>,
     pub shutdown_timeout: Duration,
     pub write_queue_wait: Duration,
     pub write_shed_status: WriteShedStatus,
@@ -40,13 +43,16 @@ pub struct Live {
 
 impl Live {
     /// The flags that these follow from.
-    const FLAGS: [&str; 9] = [
+    const FLAGS: [&str; 12] = [
         "access_log_level",
         "enable_endpoint_metrics",
         "http_read_timeout",
         "http_write_timeout",
         "max_blob_size",
         "max_inflight_cas_writes",
+        "s3.existence_timeout",
+        "s3.read_timeout",
+        "s3.upload_timeout",
         "shutdown_timeout",
         "write_queue_wait",
         "write_shed_status",
@@ -59,6 +65,7 @@ impl Live {
             http_read_timeout: config.http_read_timeout,
             http_write_timeout: config.http_write_timeout,
             max_blob_size: config.max_blob_size,
+            s3_patience: config.backends.as_ref().map(Settings::patience),
             shutdown_timeout: config.shutdown_timeout,
             write_queue_wait: config.write_queue_wait,
             write_shed_status: config.write_shed_status,
@@ -190,7 +197,8 @@ mod tests {
     /// Goal: what cores are told follows from exactly the flags that count as taken over. Method: another value for each.
     #[test]
     fn each_flag_counts() {
-        let base = Live::of(&read(&Inputs::new(&["--dir=/d"], &[])).0);
+        let store = ["--dir=/d", "--s3.bucket=b", "--s3.endpoint=h"];
+        let base = Live::of(&read(&Inputs::new(&store, &[])).0);
         let others = [
             ("access_log_level", "none"),
             ("enable_endpoint_metrics", "false"),
@@ -198,13 +206,16 @@ mod tests {
             ("http_write_timeout", "7s"),
             ("max_blob_size", "7"),
             ("max_inflight_cas_writes", "7"),
+            ("s3.existence_timeout", "7s"),
+            ("s3.read_timeout", "7s"),
+            ("s3.upload_timeout", "7s"),
             ("shutdown_timeout", "7s"),
             ("write_queue_wait", "7s"),
             ("write_shed_status", "unavailable"),
         ];
         assert_eq!(others.map(|(flag, _)| flag), Live::FLAGS);
         for (flag, value) in others {
-            let live = Live::of(&read(&Inputs::new(&["--dir=/d", &format!("--{flag}={value}")], &[])).0);
+            let live = Live::of(&read(&Inputs::new(&[&store[..], &[&format!("--{flag}={value}")]].concat(), &[])).0);
             assert_ne!(live, base, "{flag}");
         }
     }

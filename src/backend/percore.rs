@@ -14,7 +14,7 @@ use super::UploadEnd;
 use super::credentials::Holder;
 use super::mesh::{BackendIndex, MeshPort, Note, Trouble};
 use super::s3::{Client, Condition, Hooks, Object, PutOutcome, S3Error, Source};
-use super::settings::Settings;
+use super::settings::{Patience, Settings};
 use super::tls::{Tls, Trust};
 use crate::limits::{
     BACKEND_ABSENT_MS, BACKEND_EXISTENCE_LEN, BACKEND_HEADS_MAX, BACKEND_LOG_MS, BACKEND_OUTBOX_MAX,
@@ -51,6 +51,8 @@ pub struct Backends(Rc<Inner>);
 
 struct Inner {
     settings: Settings,
+    /// Can change.
+    patience: Rc<Cell<Patience>>,
     backends: Vec<Backend>,
     cores: usize,
     /// By core, this one included.
@@ -86,6 +88,7 @@ pub struct Backend(Rc<One>);
 struct One {
     index: BackendIndex,
     settings: Settings,
+    patience: Rc<Cell<Patience>>,
     client: Client,
     credentials: Holder,
     view: Local<BreakerView>,
@@ -197,7 +200,7 @@ impl Backend {
         };
         let begun = rt::time::now();
         let key = self.key(kind, hash);
-        match one.client.get(&key, None, one.settings.read_timeout).await {
+        match one.client.get(&key, None, one.patience.get().read).await {
             Ok(Some(object)) => {
                 one.counts.hits.count();
                 Some(ReadBody { object, backend: self.clone(), ticket, begun })
@@ -243,7 +246,7 @@ impl Backend {
         }
         let (found, ended) = (Local::new(present), Event::default());
         let (left, waited) = (Local::new(unknown.len()), ended.wait());
-        let until = rt::time::now() + self.0.settings.existence_timeout;
+        let until = rt::time::now() + self.0.patience.get().existence;
         // Why apart: who asks waits for a while only, but the answers are worth having, and the breaker must learn of a
         // store that gives none. Checks that have not begun by then are not made.
         let (backend, asked) = (self.clone(), unknown.iter().map(|&at| (at, digests[at].hash)).collect());
@@ -305,7 +308,7 @@ impl Backend {
         let replaces = upload.kind == ObjectKind::Action || self.is_wrong(&hash);
         let condition = if replaces { Condition::Replace } else { Condition::IfAbsent };
         let begun = rt::time::now();
-        let total = one.settings.upload_timeout;
+        let total = one.patience.get().upload;
         let key = self.key(upload.kind, &hash);
         let put = one.client.put(&key, source, condition, total).await;
         match put {
@@ -483,6 +486,7 @@ impl Backends {
         let lanes: Rc<[Lane<Note>]> = peers.into_iter().map(Lane::new).collect();
         let epoch = rt::time::now();
         let stop = Stop::default();
+        let patience = Rc::new(Cell::new(settings.patience()));
         let make = |index: BackendIndex| {
             let one = &settings.backends[index];
             let owner = index % cores;
@@ -510,6 +514,7 @@ impl Backends {
             let tls = one.target.tls.then(|| Tls::new(trust.expect("there is trust where a backend needs TLS")));
             Backend(Rc::new(One {
                 index,
+                patience: patience.clone(),
                 client: Client::new(one, tls, credentials.clone(), core, hooks),
                 credentials,
                 view,
@@ -532,6 +537,7 @@ impl Backends {
         let backends = Self(Rc::new(Inner {
             backends: (0..count).map(make).collect(),
             settings,
+            patience,
             cores,
             lanes,
             records: RefCell::new(None),
@@ -549,6 +555,11 @@ impl Backends {
 
     pub fn get(&self, index: BackendIndex) -> &Backend {
         &self.0.backends[index]
+    }
+
+    /// What is asked of backends from now on may take so long.
+    pub fn set_patience(&self, patience: Patience) {
+        self.0.patience.set(patience);
     }
 
     pub fn settings(&self) -> &Settings {

@@ -104,7 +104,20 @@ pub struct RoleSource {
     pub metadata_endpoint: Option<String>,
 }
 
+/// How long things may take that are asked of backends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// See the fields of `Settings` with these names.
+    pub read: Duration,
+    pub upload: Duration,
+    pub existence: Duration,
+}
+
 impl Settings {
+    pub fn patience(&self) -> Patience {
+        Patience { read: self.read_timeout, upload: self.upload_timeout, existence: self.existence_timeout }
+    }
+
     /// The key of an object below a backend's prefix, such as `cas.v2/<2 hex>/<hash>`.
     ///
     /// Source: bazel-remote `cache/s3proxy`.

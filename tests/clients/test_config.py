@@ -3,15 +3,18 @@ effect, or a line in the log that says what it means here. SIGHUP takes over wha
 Method: a file and an environment with every documented key and variable; each is looked up in what the server says that it
 runs with, in its log, or in what it then does."""
 
+import http.client
 import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import urllib.request
 
 import pytest
 
+import credentials
 from content import unique
 from reapi import Client, Code, digest, fails, message
 from server import BINARY, Server, scratch
@@ -38,6 +41,7 @@ KEYS = {
     "profile_port": ("6060", NO_EFFECT),
     "http_read_timeout": ("1m30s", "1m30s"),
     "http_write_timeout": ("1m", "1m"),
+    "idle_timeout": ("1h", "1h"),
     "max_queued_uploads": ("1000", "1000"),
     "num_uploaders": ("10", "10"),
     "max_blob_size": ("1048576", "1048576"),
@@ -240,6 +244,47 @@ def test_every_variable(home, fresh):
     with server:
         with Client(server.address) as client:
             assert client.capabilities().cache_capabilities.max_cas_blob_size_bytes == 1048576
+
+
+def test_access_keys_of_a_file(home, fresh):
+    """TLS, passwords and open reads by bazel-remote's keys; its oldest TLS is more than is spoken here, and is told."""
+    authority = credentials.Authority(home)
+    certificate, key = authority.sign("server", "/CN=cache")
+    (home / "htpasswd").write_text(f"alice:{credentials.apr1('hush')}\n")
+    keys = {
+        "htpasswd_file": home / "htpasswd",
+        "min_tls_version": "1.0",
+        "tls_cert_file": certificate,
+        "tls_key_file": key,
+        "tls_ca_file": authority.certificate,
+        "allow_unauthenticated_reads": "true",
+    }
+    file = home / "bazel-remote.yaml"
+    file.write_text(yaml({name: str(value) for name, value in keys.items()}))
+    code, out, log = run("--config_file", str(file), "--print_config")
+    assert code == 0, log
+    for name, value in keys.items():
+        assert effective(out)[name] == (str(value), str(file))
+    environment = {"BAZEL_REMOTE_UNAUTHENTICATED_READS": "1", "BAZEL_REMOTE_HTPASSWD_FILE": str(home / "htpasswd")}
+    code, out, log = run("--print_config", **environment)
+    assert effective(out)["allow_unauthenticated_reads"] == ("1", "BAZEL_REMOTE_UNAUTHENTICATED_READS"), log
+    assert run("--check_config", BAZEL_REMOTE_UNAUTHENTICATED_READS="1")[0] == 1, "there is nothing to be let in without"
+
+    server = fresh(config_file=file, http_address="127.0.0.1:0")
+    context = ssl.create_default_context(cafile=str(authority.certificate))
+    content = unique(100)
+    for method, headers, status in [
+        ("PUT", {}, 401),
+        ("PUT", {"Authorization": credentials.basic("alice", "wrong")}, 401),
+        ("PUT", {"Authorization": credentials.basic("alice", "hush")}, 200),
+        ("GET", {}, 200),
+    ]:
+        host, port = server.http_address.split(":")
+        connection = http.client.HTTPSConnection(host, int(port), timeout=60, context=context)
+        body = content.bytes() if method == "PUT" else None
+        connection.request(method, f"/cas/{content.hash}", body, headers)
+        assert connection.getresponse().status == status, (method, headers)
+        connection.close()
 
 
 def test_no_lock_is_left_off():
