@@ -486,7 +486,7 @@ def ended_on(client: Client, call):
         ("htpasswd_file", None, "Give a file that this user may read"),
     ],
 )
-def test_a_start_with_a_wrong_file_names_it(home, name, text, problem):
+def test_a_start_with_a_wrong_file_names_it(fresh, home, name, text, problem):
     path = home / f"wrong-{name}"
     path.unlink(missing_ok=True)
     if text is not None:
@@ -494,8 +494,7 @@ def test_a_start_with_a_wrong_file_names_it(home, name, text, problem):
     (home / "good-tokens").write_text(f"write {TOKENS['write']}\n")
     flags = {"token_file": str(home / "good-tokens")} | {name: str(path)}
     with pytest.raises(StartError) as error:
-        with Server(**flags):
-            pass
+        fresh(**flags)
     last = error.value.log.strip().splitlines()[-1]
     assert f"--{name} {path}" in last and problem in last, last
     assert error.value.code == 1

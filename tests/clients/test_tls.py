@@ -260,13 +260,12 @@ def test_handshakes_that_stand_still_hold_up_nobody(fresh, files):
         ({"tls_cert_file": None, "tls_key_file": None, "tls_ca_file": "CERTIFICATE"}, "--tls_ca_file needs --tls_cert_file"),
     ],
 )
-def test_a_start_with_wrong_files_names_them(files, change, problem):
+def test_a_start_with_wrong_files_names_them(fresh, files, change, problem):
     empty = files.home / "empty"
     empty.write_text("nothing\n")
     named = {"KEY OF ANOTHER": files.clients["ci"][1], "CERTIFICATE": files.server[0], "EMPTY": empty}
     with pytest.raises(StartError) as error:
-        with Server(**files.flags | {flag: value and str(named.get(value, value)) for flag, value in change.items()}):
-            pass
+        fresh(**files.flags | {flag: value and str(named.get(value, value)) for flag, value in change.items()})
     last = error.value.log.strip().splitlines()[-1]
     assert problem in last and error.value.code == 1, last
 
