@@ -255,7 +255,11 @@ impl Admission {
             Message::Ask { .. } => self.answered(to, now_ms),
             Message::Lend { slots, .. } => self.gain(slots, now_ms),
             // Why not to the next core at once: it may be as busy. The next slot that comes or goes tries again.
-            Message::Owe { slots, .. } => self.owed += slots,
+            Message::Owe { slots, .. } => {
+                self.owed += slots;
+                // Slots may have come free since.
+                self.free -= self.withdraw(self.free);
+            }
             Message::Closed { .. } => {}
         }
     }
