@@ -8,7 +8,7 @@ use clap::Parser;
 use crate::access::{AccessFiles, FileError, Passwords};
 use crate::activity::Activity;
 use crate::backend;
-use crate::backend::settings::Settings;
+use crate::backend::settings::{BackendSettings, Settings};
 use crate::backend::tls::{NoTrust, Trust};
 use crate::budget::Budget;
 use crate::config::effective::Effective;
@@ -20,6 +20,7 @@ use crate::logging::{self, Log};
 use crate::metrics::export::{self, Facts};
 use crate::net::accept::{self, ConnectionsMax};
 use crate::net::tls::TlsError;
+use crate::net::trust::TrustLog;
 use crate::offline::{self, flags::Tool};
 use crate::percore::{self, Barrier, FirstCore, Kit};
 use crate::ports::{Inherited, PortError, Ports};
@@ -163,11 +164,11 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
         memory_limit: config.memory_limit,
         started_s: rt::time::unix_seconds(),
     };
-    let needs_tls = |settings: &Settings| settings.backends.iter().any(|backend| backend.target.tls);
+    let needs_tls = |settings: &Settings| settings.backends.iter().any(BackendSettings::needs_tls);
     let trust = config.backends.as_ref().is_some_and(needs_tls).then(Trust::of_system).transpose()?;
     let mut meshes = backend::mesh::wire(if config.backends.is_some() { count } else { 0 }).into_iter();
     let (quiet, closed) = (Barrier::new(count), Barrier::new(count));
-    let shed_log = ShedLog::default();
+    let (shed_log, trust_log) = (ShedLog::default(), TrustLog::default());
     let budget = Budget::new(plan, count);
     let live = Latest::new(Live::of(&config));
     let mut reloader = Reloader::new(inputs, effective);
@@ -201,13 +202,14 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
             inbox,
             metrics,
             mesh: meshes.next(),
-            trust: trust.clone(),
+            authorities: trust.clone(),
             first: first.take(),
             shutdown: shutdown.clone(),
             activity: activity.clone(),
             offer: offer.clone(),
             watchdog: watchdog.clone(),
             shed_log: shed_log.clone(),
+            trust_log: trust_log.clone(),
             budget: budget.clone(),
             tls: tls.as_ref().map(|(_, acceptors)| acceptors.clone()),
             access: access.as_ref().map(|(_, rules, passwords)| (rules.clone(), passwords.clone())),
@@ -372,11 +374,13 @@ fn announce(config: &Config, plan: &MemoryPlan, write_slots: u32, volume: &Volum
     announce_memory(config, plan, write_slots);
     announce_access(config, [Some(&address), http.as_ref()].into_iter().flatten());
     for backend in config.backends.iter().flat_map(|settings| settings.backends.iter()) {
-        let scheme = if backend.target.tls { "https" } else { "http" };
-        let (name, authority) = (&backend.name, backend.target.authority());
+        let target = &backend.buckets[0].target;
+        let scheme = if target.tls { "https" } else { "http" };
+        let (name, authority) = (&backend.name, target.authority());
+        let buckets: Vec<&str> = backend.buckets.iter().map(|bucket| bucket.name.as_str()).collect();
         tracing::info!(
             "backend {name}: {scheme}://{authority}, bucket {}, prefix {:?}",
-            backend.bucket,
+            buckets.join(" and "),
             backend.prefix
         );
     }

@@ -4,6 +4,7 @@
 //! bazel-remote's where it has one. What comes out is checked and complete; errors name the setting and the remedy.
 
 mod access;
+mod backends;
 pub mod effective;
 mod file;
 mod foreign;
@@ -12,6 +13,7 @@ mod lifecycle;
 mod names;
 pub mod print;
 mod s3;
+mod trust;
 pub mod values;
 
 use std::path::{Path, PathBuf};
@@ -126,6 +128,8 @@ pub struct Flags {
     lifecycle: lifecycle::LifecycleFlags,
     #[command(flatten)]
     s3: s3::S3Flags,
+    #[command(flatten)]
+    trust: trust::TrustFlags,
 }
 
 /// `--storage_mode`, with the meaning of `shard::codec::StorageMode`.
@@ -274,6 +278,8 @@ pub struct Config {
     /// `None` where connections are not encrypted.
     pub tls: Option<TlsFiles>,
     pub access: AccessFiles,
+    /// `None` where calls say nothing of tenants.
+    pub trusted_callers: Option<trust::TrustedCallers>,
 }
 
 impl Config {
@@ -321,6 +327,8 @@ pub enum ConfigError {
     S3(#[from] s3::S3Error),
     #[error(transparent)]
     Access(#[from] access::AccessError),
+    #[error(transparent)]
+    Trust(#[from] trust::TrustError),
 }
 
 impl Flags {
@@ -350,9 +358,11 @@ impl Flags {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let backends = self.s3.resolve(self.storage_mode, cores.len(), memory_limit, variable)?;
         let (tls, access) = self.access.resolve()?;
+        let trusted_callers = self.trust.resolve(backends.as_ref().is_some_and(|settings| settings.has_map))?;
         Ok(Config {
             tls,
             access,
+            trusted_callers,
             write_slots: write_slots_wanted,
             write_queue_wait: self.write_queue_wait,
             write_shed_status: self.write_shed_status,

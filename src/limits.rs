@@ -190,6 +190,8 @@ pub const HTTP_IDLE_MS: u64 = 150_000;
 pub const HTTP_HEAD_MS: u64 = 10_000;
 /// How long a request or its answer may stand still: at least this, at most twice as long.
 pub const HTTP_STALL_MS: u64 = 120_000;
+/// How often calls that are refused for one cause are logged (`net::trust`).
+pub const TRUST_LOG_MS: u64 = 30_000;
 /// The longest body of an HTTP upload whose size no header says, in bytes: it is held until its end.
 pub const HTTP_UNSIZED_LEN_MAX: usize = 4 << 20;
 /// The longest value of `/ac/` with `--disable_http_ac_validation`, in bytes: it is held until its hash is known.
@@ -384,7 +386,7 @@ pub const BREAKER_OPEN_MS: u64 = 15_000;
 pub const BREAKER_PROBE_MS: u64 = 5_000;
 /// Bytes of an object that a probe reads at most.
 pub const BREAKER_PROBE_LEN: u64 = 64 << 10;
-/// Objects that a core waits for at a time, one for each distinct blob or action; with more a read is a miss.
+/// Objects that a core waits for at a time from one backend, one for each distinct blob or action; with more a read is a miss.
 pub const FLIGHTS_MAX: usize = 4096;
 /// Of these, how many come in at a time: what one part in so many of the memory limit has room for, within bounds.
 pub const FLIGHT_MEMORY_PART: u64 = 8;
@@ -396,7 +398,7 @@ pub const FLIGHT_HELD_LEN: u64 = FLIGHT_WINDOW_LEN + 3 * FRAME_LEN as u64;
 pub const FLIGHT_WINDOW_LEN: u64 = 512 << 10;
 /// How long an object on its way waits for its foremost reader before it goes on without.
 pub const READER_WAIT_MS: u64 = 100;
-/// Requests on one core that wait for a backend; with more, what is not here is a miss at once.
+/// Requests on one core that wait for one backend; with more, what is not here is a miss at once.
 pub const BACKEND_WAITING_MAX: usize = 16_384;
 /// Uploads of one backend that wait on a core for the queue of its owner.
 pub const BACKEND_OUTBOX_MAX: usize = 1 << 16;

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use crate::access::{Access, Passwords, Rules};
 use crate::activity::Activity;
+use crate::backend::ledger;
 use crate::backend::mesh::MeshPort;
-use crate::backend::tls::Trust;
+use crate::backend::tls::Trust as Authorities;
 use crate::backend::{Backends, Owner};
 use crate::budget::Budget;
 use crate::config::Config;
@@ -19,8 +20,10 @@ use crate::metrics::export::{Port, Reporter};
 use crate::metrics::{Metric, Snapshot};
 use crate::net::accept::{self, Inbox, Kind, Load, Targets};
 use crate::net::tls::Acceptors;
+use crate::net::trust::{Trust, TrustLog, TrustSettings};
 use crate::net::{Server, Settings};
 use crate::ports::Ports;
+use crate::pure::secret::Secret;
 use crate::pure::shard_map::ShardMap;
 use crate::reload::Live;
 use crate::rt;
@@ -56,7 +59,7 @@ pub struct Kit {
     /// Where there are backends.
     pub mesh: Option<MeshPort>,
     /// Where one of them needs TLS.
-    pub trust: Option<Trust>,
+    pub authorities: Option<Authorities>,
     /// Core 0 only: what exists once for the whole process.
     pub first: Option<FirstCore>,
     pub shutdown: Shutdown,
@@ -68,6 +71,8 @@ pub struct Kit {
     pub watchdog: Option<Watchdog>,
     /// Where writes that are refused are named: one log for all cores.
     pub shed_log: ShedLog,
+    /// Where calls that are refused are named: one log for all cores.
+    pub trust_log: TrustLog,
     pub budget: Budget,
     /// What handshakes are made with; `None` without TLS.
     pub tls: Option<Published<Acceptors>>,
@@ -125,13 +130,14 @@ pub async fn run(kit: Kit) {
         inbox,
         metrics,
         mesh,
-        trust,
+        authorities,
         first,
         shutdown,
         activity,
         offer,
         watchdog,
         shed_log,
+        trust_log,
         budget,
         tls,
         access,
@@ -174,13 +180,14 @@ pub async fn run(kit: Kit) {
     let map = ShardMap::new(shards, cores as u16);
     let mut backends = None;
     if let (Some(mesh), Some(settings)) = (mesh, config.backends.clone()) {
-        let (all, port) = Backends::new(mesh, settings, trust.as_ref());
-        let owner = match Owner::start(&all, port, map, &config.dir, trust.as_ref()).await {
+        let (all, port) = Backends::new(mesh, settings, authorities.as_ref());
+        let owner = match Owner::start(&all, port, map, &config.dir, authorities.as_ref()).await {
             Ok(owner) => owner,
             Err(error) => panic!("core {core} cannot open the ledger of uploads in --dir: {error}"),
         };
         backends = Some((all, owner));
     }
+    let orphans = if core == 0 { orphans(&config).await } else { Vec::new() };
     let purse = budget.purse(cores == 1);
     // A quarter of a core's buffers is for reading sockets, the rest for the drive.
     let buffers = share(budget.plan().buffers);
@@ -207,7 +214,10 @@ pub async fn run(kit: Kit) {
     let options = Rc::new(options);
     let services = Services::new(router.clone(), options.clone(), health.clone());
     let (exporter, reporter) = metrics.split();
+    let callers = config.trusted_callers.as_ref();
+    let trust = callers.map(|callers| Rc::new(Trust::new(trust_settings(&config, callers.secret.clone(), trust_log))));
     let settings = Settings {
+        trust,
         stream_window: config.stream_window,
         max_connection_age: config.lifecycle.max_connection_age,
         max_connection_age_grace: config.lifecycle.max_connection_age_grace,
@@ -240,6 +250,7 @@ pub async fn run(kit: Kit) {
         disk: disk.clone(),
         server: server.clone(),
         backends: backends.clone(),
+        orphans,
     });
     rt::spawn(report(reporter, Rc::downgrade(&counting)));
     if let Some((ports, targets)) = accepting {
@@ -323,6 +334,15 @@ impl Changing {
     }
 }
 
+/// What calls of trusted servers must say.
+fn trust_settings(config: &Config, secret: Option<Secret>, log: TrustLog) -> TrustSettings {
+    let map = config.backends.iter().filter(|settings| settings.has_map);
+    let backends = map
+        .flat_map(|settings| settings.backends.iter())
+        .map(|backend| (backend.name.clone(), backend.buckets.iter().map(|bucket| bucket.name.clone()).collect()));
+    TrustSettings { secret, backends: backends.collect(), log }
+}
+
 /// Whatever counts on this core.
 struct Counting {
     core: usize,
@@ -333,18 +353,40 @@ struct Counting {
     disk: Disk,
     server: Rc<Server<Router<Disk>>>,
     backends: Option<(Backends, Owner)>,
+    /// Core 0 only: the ledgers of backends that are not configured, and how many uploads each is owed.
+    orphans: Vec<(String, usize)>,
+}
+
+/// The ledgers of backends that are not configured. Nothing is done with them but to say so.
+async fn orphans(config: &Config) -> Vec<(String, usize)> {
+    let names = config.backends.iter().flat_map(|settings| settings.backends.iter().map(|one| one.name.to_string()));
+    let found = ledger::orphans(&config.dir, &names.collect::<Vec<_>>()).await.unwrap_or_else(|error| {
+        tracing::warn!("cannot read the ledgers of uploads in --dir: {error}");
+        Vec::new()
+    });
+    for (ledger, uploads) in &found {
+        tracing::error!(
+            ledger,
+            uploads,
+            "uploads are owed to a backend that is not configured any more: they wait for it"
+        );
+    }
+    found
 }
 
 /// Answers who collects metrics, for as long as this core runs.
 async fn report(reporter: Reporter, counting: Weak<Counting>) {
     let source = |into: &mut Snapshot| {
         let Some(counting) = counting.upgrade() else { return false };
-        let Counting { core, load, reloads, router, disk, server, backends } = &*counting;
+        let Counting { core, load, reloads, router, disk, server, backends, orphans } = &*counting;
         load.iter().for_each(|load| load.report(into));
         reloads.report(into);
         server.report(*core, into);
         router.report(into);
         disk.report(into);
+        for (ledger, uploads) in orphans {
+            into.add_labels(Metric::S3OrphanedUploads, vec![ledger.clone().into()], *uploads);
+        }
         if let Some((all, owner)) = backends {
             all.report(into);
             owner.report(into);

@@ -1,5 +1,6 @@
 //! HTTP/1.1 towards one server: connections that are kept for a while and used again. Core-local.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
@@ -18,7 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::tls::{Tls, TlsConn};
 use crate::limits::{BACKEND_ADDRESSES_KEEP_MS, BACKEND_HEAD_MS, BACKEND_IDLE_MS};
 use crate::rt;
-use crate::rt::local::Local;
+use crate::rt::local::{Event, Local};
 use crate::rt::tcp::TcpConn;
 
 pub use hyper::{HeaderMap, Method, Request};
@@ -231,6 +232,14 @@ struct Addresses {
     until: Option<Instant>,
     /// Which one is next.
     next: usize,
+    /// The lookup that runs, for all who wait: a resolver that hangs keeps one thread, whoever asks how often.
+    lookup: Option<Rc<Lookup>>,
+}
+
+#[derive(Default)]
+struct Lookup {
+    done: Event,
+    failure: RefCell<Option<(io::ErrorKind, String)>>,
 }
 
 struct Connection {
@@ -329,18 +338,41 @@ impl Pool {
         let now = rt::time::now();
         let known = self.0.addresses.with(|addresses| addresses.until.is_some_and(|until| now < until));
         if !known {
-            let target = &self.0.target;
-            let found = rt::resolve::resolve(&target.host, target.port).await;
-            let found = found.map_err(|source| HttpError::Resolve { host: target.host.clone(), source })?;
-            self.0.addresses.with(|addresses| {
-                addresses.found = found;
-                addresses.until = Some(now + Duration::from_millis(BACKEND_ADDRESSES_KEEP_MS));
+            let (lookup, is_new) = self.0.addresses.with(|addresses| match &addresses.lookup {
+                Some(lookup) => (lookup.clone(), false),
+                None => (addresses.lookup.insert(Rc::default()).clone(), true),
             });
+            let done = lookup.done.wait();
+            if is_new {
+                rt::spawn(self.clone().look_up(lookup.clone()));
+            }
+            done.await;
+            if let Some((kind, text)) = &*lookup.failure.borrow() {
+                let source = io::Error::new(*kind, text.clone());
+                return Err(HttpError::Resolve { host: self.0.target.host.clone(), source });
+            }
         }
         Ok(self.0.addresses.with(|addresses| {
             addresses.next = addresses.next.wrapping_add(1);
             addresses.found[addresses.next % addresses.found.len()]
         }))
+    }
+
+    async fn look_up(self, lookup: Rc<Lookup>) {
+        let target = &self.0.target;
+        let found = rt::resolve::resolve(&target.host, target.port).await;
+        self.0.addresses.with(|addresses| {
+            addresses.lookup = None;
+            match found {
+                Ok(found) => {
+                    addresses.found = found;
+                    let until = rt::time::now() + Duration::from_millis(BACKEND_ADDRESSES_KEEP_MS);
+                    addresses.until = Some(until);
+                }
+                Err(error) => *lookup.failure.borrow_mut() = Some((error.kind(), error.to_string())),
+            }
+        });
+        lookup.done.notify();
     }
 
     /// The connection that was used last, if it is young enough.

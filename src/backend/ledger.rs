@@ -8,8 +8,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::limits::{BACKEND_LEDGER_RETRY_MS, BACKEND_LEDGER_STRUCK_MIN, BACKEND_LEDGER_SYNC_MS};
-use crate::pure::ledger::{ENTRY_LEN, Entry, replay};
-use crate::pure::upload_queue::Upload;
+use crate::pure::ledger::{ENTRY_LEN, Entry, Owed, replay};
 use crate::rt;
 use crate::rt::local::{Event, Local};
 
@@ -45,9 +44,37 @@ pub fn path(dir: &Path, backend: &str) -> PathBuf {
     dir.join("uploads").join(format!("{name}-{}.v1", &hash[..8]))
 }
 
+/// What stands in the ledgers below `dir` of backends that are not configured: their files' names, and how many uploads each
+/// is owed. They are left as they are, for the day when the backend comes back.
+pub async fn orphans(dir: &Path, backends: &[String]) -> io::Result<Vec<(String, usize)>> {
+    let ours: Vec<PathBuf> = backends.iter().map(|name| path(dir, name)).collect();
+    let directory = dir.join("uploads");
+    let listed = rt::blocking(move || -> io::Result<_> {
+        let mut found = Vec::new();
+        let entries = match std::fs::read_dir(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
+            entries => entries?,
+        };
+        for entry in entries {
+            let at = entry?.path();
+            if at.extension().is_none_or(|version| version != "v1") || ours.contains(&at) {
+                continue;
+            }
+            let owed = replay(&std::fs::read(&at)?).0.len();
+            let name = at.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            if owed > 0 {
+                found.push((name, owed));
+            }
+        }
+        found.sort_unstable();
+        Ok(found)
+    });
+    listed.await.map_err(io::Error::other)?
+}
+
 impl Ledger {
     /// Opens the ledger, and says what is unfinished. Rewrites the file: a torn last entry goes.
-    pub async fn open(path: PathBuf) -> io::Result<(Self, Vec<Upload>)> {
+    pub async fn open(path: PathBuf) -> io::Result<(Self, Vec<Owed>)> {
         let at = path.clone();
         let opened = rt::blocking(move || -> io::Result<_> {
             if let Some(parent) = at.parent() {
@@ -58,7 +85,7 @@ impl Ledger {
                 read => read?,
             };
             let (unfinished, damaged) = replay(&content);
-            let file = rewrite(&at, unfinished.iter().copied())?;
+            let file = rewrite(&at, &unfinished)?;
             Ok((file, unfinished, damaged))
         });
         let (file, unfinished, damaged) = opened.await.map_err(io::Error::other)??;
@@ -77,19 +104,19 @@ impl Ledger {
     }
 
     /// Notes an upload.
-    pub fn note(&self, upload: Upload) {
-        self.append(Entry::Noted(upload));
+    pub fn note(&self, owed: Owed) {
+        self.append(&Entry::Noted(owed));
     }
 
     /// Strikes an upload out.
-    pub fn strike(&self, upload: Upload) {
-        self.append(Entry::Struck(upload));
+    pub fn strike(&self, owed: Owed) {
+        self.append(&Entry::Struck(owed));
     }
 
-    fn append(&self, entry: Entry) {
+    fn append(&self, entry: &Entry) {
         self.0.state.with(|state| {
             if state.broken.is_none() {
-                state.pending.extend_from_slice(&entry.encode());
+                entry.encode(&mut state.pending);
                 state.entries += 1;
             }
         });
@@ -106,14 +133,14 @@ impl Ledger {
     }
 
     /// Writes the file anew with what is unfinished: the caller changes nothing meanwhile but through `note` and `strike`.
-    pub fn renew(&self, unfinished: Vec<Upload>) {
+    pub fn renew(&self, unfinished: Vec<Owed>) {
         self.0.state.with(|state| {
             state.broken = None;
             state.entries = unfinished.len();
             // Whatever was pending is contained.
             state.pending.clear();
             state.pending.extend_from_slice(&RENEW);
-            unfinished.iter().for_each(|upload| state.pending.extend_from_slice(&Entry::Noted(*upload).encode()));
+            unfinished.into_iter().for_each(|owed| Entry::Noted(owed).encode(&mut state.pending));
         });
         self.0.changed.notify();
     }
@@ -200,8 +227,9 @@ fn store(file: Option<File>, path: &Path, pending: &[u8], sync: bool) -> io::Res
     Ok(file)
 }
 
-fn rewrite(path: &Path, unfinished: impl Iterator<Item = Upload>) -> io::Result<File> {
-    let whole: Vec<u8> = unfinished.flat_map(|upload| Entry::Noted(upload).encode()).collect();
+fn rewrite(path: &Path, unfinished: &[Owed]) -> io::Result<File> {
+    let mut whole = Vec::new();
+    unfinished.iter().cloned().for_each(|owed| Entry::Noted(owed).encode(&mut whole));
     replace(path, &whole)
 }
 
@@ -222,8 +250,9 @@ mod tests {
     use crate::pure::upload_queue::ObjectKind;
     use crate::rt::cores::block_on;
 
-    fn upload(number: u8) -> Upload {
-        Upload { kind: ObjectKind::Cas, digest: Digest { hash: Hash([number; 32]), size: 1 } }
+    fn upload(number: u8) -> Owed {
+        let digest = Digest { hash: Hash([number; 32]), size: 1 };
+        Owed { kind: ObjectKind::Cas, digest, prefix: "t/".into(), bucket: "".into() }
     }
 
     /// Goal: what is noted and not struck out is there when the file is opened again, also after it was written anew.
@@ -281,6 +310,26 @@ mod tests {
         });
     }
 
+    /// Goal: ledgers of backends that are not there are found, counted, and left alone. Method: two ledgers, one of which is
+    /// configured.
+    #[test]
+    fn orphans_are_counted() {
+        block_on(async {
+            let dir = tempfile::tempdir().expect("a directory");
+            assert_eq!(orphans(dir.path(), &[]).await.expect("an answer"), []);
+            for (name, count) in [("kept", 2), ("http://gone", 3), ("done", 0)] {
+                let (ledger, _) = Ledger::open(path(dir.path(), name)).await.expect("it opens");
+                (0..count).for_each(|number| ledger.note(upload(number)));
+                ledger.close().await;
+            }
+            for _ in 0..2 {
+                let found = orphans(dir.path(), &["kept".into()]).await.expect("an answer");
+                let [(name, 3)] = &found[..] else { panic!("{found:?}") };
+                assert!(name.starts_with("http___gone-"), "{name}");
+            }
+        });
+    }
+
     /// Goal: a note reaches the file without a close, as a kill needs. Method: wait for the file to grow, then read it.
     #[test]
     fn notes_are_written_at_once() {
@@ -289,7 +338,7 @@ mod tests {
             let path = path(dir.path(), "b");
             let (ledger, _) = Ledger::open(path.clone()).await.expect("it opens");
             ledger.note(upload(1));
-            while std::fs::read(&path).map_or(0, |content| content.len()) < ENTRY_LEN {
+            while std::fs::read(&path).map_or(0, |content| content.len()) < 2 * ENTRY_LEN {
                 rt::time::sleep(Duration::from_millis(1)).await;
             }
             let content = std::fs::read(&path).expect("the file");

@@ -3,6 +3,7 @@
 //! Every core has a client for every backend. What exists once for a backend lives on the core that owns it (its number
 //! modulo the cores): the breaker, the credentials' keeper, the queue of uploads. The cores talk by notes (`mesh`).
 
+mod counts;
 pub mod credentials;
 pub mod http;
 pub mod ledger;

@@ -19,7 +19,7 @@ use crate::limits::{
 use crate::metrics::{Counter, Metric, Snapshot};
 use crate::pure::breaker::{Act, Announcement, Breaker, BreakerLimits, Evidence, State};
 use crate::pure::breaker_view::Health;
-use crate::pure::digest::EMPTY_HASH;
+use crate::pure::digest::EMPTY;
 use crate::pure::shard_map::ShardMap;
 use crate::pure::upload_queue::{End, Ended, ObjectKind, Pushed, QueueLimits, Upload, UploadQueue};
 use crate::rt;
@@ -98,9 +98,17 @@ impl Owner {
             if !unfinished.is_empty() {
                 tracing::info!(backend = %settings.name, uploads = unfinished.len(), "uploads of the last run go on");
             }
-            for upload in unfinished {
-                // What does not fit any more stays in the file until it is written anew.
-                queue.push(upload);
+            let mut homeless = 0;
+            for owed in unfinished {
+                match backends.settings().upload(index, &owed) {
+                    // What does not fit any more stays in the file until it is written anew.
+                    Some(upload) => drop(queue.push(upload)),
+                    None => homeless += 1,
+                }
+            }
+            if homeless > 0 {
+                let text = "uploads are owed to buckets that are not in extra_buckets any more: they are not made";
+                tracing::error!(backend = %settings.name, uploads = homeless, "{text}");
             }
             let keeper = Keeper::new(settings.credentials.clone(), &settings.region, trust.cloned());
             let one = Owned(Rc::new(Inner {
@@ -124,6 +132,7 @@ impl Owner {
                 wrong_logged: Cell::new(None),
                 counts: Counts::default(),
             }));
+            one.0.counts.refused.add(homeless);
             rt::spawn(one.clone().keep_credentials(keeper));
             rt::spawn(one.clone().watch_breaker());
             rt::spawn(one.clone().dispatch());
@@ -288,9 +297,12 @@ impl Owned {
     async fn probe(self, epoch: u32) {
         let _busy = rt::busy();
         let backend = self.0.backends.get(self.0.index);
-        let key = backend.key(ObjectKind::Cas, &EMPTY_HASH);
+        let scope = backend.own_scope();
+        let key = backend.key(&Upload { kind: ObjectKind::Cas, digest: EMPTY, scope });
         let asked = async {
-            let Some(mut object) = backend.client().get(&key, Some(BREAKER_PROBE_LEN), BREAKER.probe).await? else {
+            let Some(mut object) =
+                backend.client().get(&key, Some(BREAKER_PROBE_LEN), BREAKER.probe, BREAKER.probe).await?
+            else {
                 return Ok(());
             };
             let mut read = 0;
@@ -352,8 +364,9 @@ impl Owned {
     // Uploads.
 
     fn push(&self, upload: Upload) {
+        let owed = self.0.backends.settings().owed(&upload);
         match self.0.queue.with(|queue| queue.push(upload)) {
-            Pushed::Ready | Pushed::Owed => self.0.ledger.note(upload),
+            Pushed::Ready | Pushed::Owed => self.0.ledger.note(owed),
             Pushed::Coalesced => self.0.counts.coalesced.count(),
             Pushed::Refused => self.0.counts.refused.count(),
         }
@@ -382,13 +395,17 @@ impl Owned {
         let (count, lost) = self.0.queue.with(UploadQueue::postpone);
         self.0.counts.outcomes[UploadEnd::BreakerOpen as usize].add(count as u64);
         self.0.counts.refused.add(lost.len() as u64);
-        lost.into_iter().for_each(|upload| self.0.ledger.strike(upload));
+        lost.iter().for_each(|upload| self.strike(upload));
+    }
+
+    fn strike(&self, upload: &Upload) {
+        self.0.ledger.strike(self.0.backends.settings().owed(upload));
     }
 
     async fn run(&self, upload: Upload) {
         let core = usize::from(self.0.map.core_of_hash(&upload.digest.hash).0);
         let (reply, answer) = channel::reply();
-        let order = Note::Order { backend: self.0.index, upload, reply };
+        let order = Note::Order { backend: self.0.index, upload: upload.clone(), reply };
         let end = match self.0.backends.send(core, order).await {
             true => answer.recv().await.unwrap_or(UploadEnd::Failed),
             false => UploadEnd::Failed,
@@ -398,19 +415,20 @@ impl Owned {
             if matches!(end, UploadEnd::Created | UploadEnd::AlreadyExists) {
                 queue.succeeded();
             }
-            queue.finish(upload, if end.is_final() { End::Done } else { End::Owed })
+            queue.finish(upload.clone(), if end.is_final() { End::Done } else { End::Owed })
         });
         match ended {
-            Ended::Forgotten => self.0.ledger.strike(upload),
+            Ended::Forgotten => self.strike(&upload),
             Ended::ReadyAgain | Ended::Owed => {}
             Ended::Lost => {
                 self.0.counts.refused.count();
-                self.0.ledger.strike(upload);
+                self.strike(&upload);
             }
         }
         let unfinished = self.0.queue.with(|queue| queue.len());
         if self.0.ledger.is_worn(unfinished) {
-            self.0.ledger.renew(self.0.queue.with(|queue| queue.all().collect()));
+            let settings = self.0.backends.settings();
+            self.0.ledger.renew(self.0.queue.with(|queue| queue.all().map(|upload| settings.owed(&upload)).collect()));
         }
         self.0.queue_changed.notify();
     }

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use rustc_hash::FxHashSet;
 
 use super::UploadEnd;
+use super::counts::{Counts, Operation, Unnamed};
 use super::credentials::Holder;
 use super::mesh::{BackendIndex, MeshPort, Note, Trouble};
 use super::s3::{Client, Condition, Hooks, Object, PutOutcome, S3Error, Source};
@@ -20,14 +21,15 @@ use crate::limits::{
     BACKEND_ABSENT_MS, BACKEND_EXISTENCE_LEN, BACKEND_HEADS_MAX, BACKEND_LOG_MS, BACKEND_OUTBOX_MAX,
     BACKEND_PRESENT_MS, BACKEND_WRONG_MAX,
 };
-use crate::metrics::{Counter, Histogram, Metric, Snapshot};
+use crate::metrics::{Metric, Snapshot};
 use crate::pure::breaker_view::{BreakerView, Health, Ticket};
 use crate::pure::digest::{Digest, Hash};
 use crate::pure::existence::{Existence, ExistenceLimits};
+use crate::pure::scope::{Scope, Selection};
 use crate::pure::upload_queue::{ObjectKind, Upload};
 use crate::rt;
 use crate::rt::channel::Receiver;
-use crate::rt::join::map_bounded;
+use crate::rt::join::for_each_bounded;
 use crate::rt::lane::Lane;
 use crate::rt::local::{Event, Local, Permits};
 
@@ -60,6 +62,7 @@ struct Inner {
     records: RefCell<Option<Rc<dyn Records>>>,
     records_set: Event,
     stop: Stop,
+    unnamed: Rc<Unnamed>,
 }
 
 /// Whether the backends are no longer wanted on this core.
@@ -89,7 +92,8 @@ struct One {
     index: BackendIndex,
     settings: Settings,
     patience: Rc<Cell<Patience>>,
-    client: Client,
+    /// In the order of the settings.
+    buckets: Box<[Bucket]>,
     credentials: Holder,
     view: Local<BreakerView>,
     /// A report to the breaker is on its way.
@@ -98,16 +102,29 @@ struct One {
     lanes: Rc<[Lane<Note>]>,
     owner: usize,
     outbox: Local<Outbox>,
-    existence: Local<Existence>,
-    /// For existence checks, of all calls.
-    heads: Permits,
-    /// Objects that were found wrong: absent as far as we are concerned, and replaced by the next upload.
-    wrong: Local<FxHashSet<Hash>>,
     epoch: Instant,
     counts: Counts,
+    /// Existence checks that may run.
+    heads: Permits,
+    unnamed: Rc<Unnamed>,
     stop: Stop,
     denied_told: Cell<Option<Instant>>,
     wrong_told: Cell<Option<Instant>>,
+}
+
+/// One bucket of a backend, on this core. What is known of its objects is kept under the hashes of their keys in the
+/// cache, so that what one prefix has tells nothing of another.
+struct Bucket {
+    client: Client,
+    existence: Local<Existence>,
+    /// Objects that were found wrong: absent as far as we are concerned, and replaced by the next upload.
+    wrong: Local<FxHashSet<Hash>>,
+}
+
+impl Bucket {
+    fn is_wrong(&self, key: &Hash) -> bool {
+        self.wrong.with(|wrong| !wrong.is_empty() && wrong.contains(key))
+    }
 }
 
 /// Uploads on their way to the owner's queue.
@@ -116,29 +133,6 @@ struct Outbox {
     waiting: VecDeque<Upload>,
     /// A task sends them.
     is_sent: bool,
-}
-
-/// What this core counts of a backend.
-#[derive(Default)]
-struct Counts {
-    hits: Counter,
-    misses: Counter,
-    wrong: Counter,
-    throttles: Rc<Counter>,
-    short_circuits: Counter,
-    failures: Counter,
-    refused: Counter,
-    read_times: Times,
-    head_times: Times,
-    upload_times: Times,
-}
-
-struct Times(Histogram);
-
-impl Default for Times {
-    fn default() -> Self {
-        Self(Histogram::of_times())
-    }
 }
 
 /// An object on its way, whose end tells the breaker how the backend is.
@@ -179,19 +173,46 @@ impl Backend {
         &self.0.settings
     }
 
-    /// The client, for whoever asks the backend outside of the breaker's rules: the probe.
+    /// The client of its own bucket, for whoever asks the backend outside of the breaker's rules: the probe.
     pub(super) fn client(&self) -> &Client {
-        &self.0.client
+        &self.0.buckets[0].client
     }
 
-    pub(super) fn key(&self, kind: ObjectKind, hash: &Hash) -> String {
-        self.0.settings.key(&self.0.settings.backends[self.0.index], kind, hash)
+    pub(super) fn key(&self, name: &Upload) -> String {
+        self.0.settings.key(name)
     }
 
-    /// Asks for an object. `None`: the backend does not have it, or cannot say, which to a client is the same.
-    pub async fn fetch(&self, kind: ObjectKind, hash: &Hash) -> Option<ReadBody> {
-        let one = &*self.0;
-        if kind == ObjectKind::Cas && self.is_wrong(hash) {
+    /// The scope of what stands below its own prefix in its own bucket.
+    pub(super) fn own_scope(&self) -> Scope {
+        Scope::new(Some(Selection { backend: self.0.index as u16, bucket: 0 }), None)
+    }
+
+    fn bucket(&self, scope: &Scope) -> &Bucket {
+        &self.0.buckets[self.0.settings.place_of(scope).1]
+    }
+
+    /// Counts an operation for a request that named no backend where there are several.
+    fn note_unnamed(&self, scope: &Scope, operation: Operation) {
+        if self.0.settings.has_map && scope.selection().is_none() {
+            self.0.unnamed.note(operation);
+        }
+    }
+
+    /// Whether a read is worth a try. Counts it as one that the breaker cut short when it is not.
+    pub fn takes_reads(&self) -> bool {
+        let takes = self.0.view.with(|view| view.admit()).is_some();
+        if !takes {
+            self.0.counts.short_circuits.count();
+        }
+        takes
+    }
+
+    /// Asks for an object, until `deadline` for the head of an answer. `None`: the backend does not have it, or cannot say,
+    /// which to a client is the same.
+    pub async fn fetch(&self, name: &Upload, deadline: Instant) -> Option<ReadBody> {
+        let (one, bucket) = (&*self.0, self.bucket(&name.scope));
+        self.note_unnamed(&name.scope, Operation::Download);
+        if name.kind == ObjectKind::Cas && bucket.is_wrong(&cas_key(name)) {
             return None;
         }
         let Some(ticket) = one.view.with(|view| view.admit()) else {
@@ -199,8 +220,9 @@ impl Backend {
             return None;
         };
         let begun = rt::time::now();
-        let key = self.key(kind, hash);
-        match one.client.get(&key, None, one.patience.get().read).await {
+        let key = self.key(name);
+        let head = deadline.saturating_duration_since(begun);
+        match bucket.client.get(&key, None, head, one.patience.get().read).await {
             Ok(Some(object)) => {
                 one.counts.hits.count();
                 Some(ReadBody { object, backend: self.clone(), ticket, begun })
@@ -209,8 +231,8 @@ impl Backend {
                 one.counts.misses.count();
                 one.counts.read_times.0.observe_time(begun.elapsed());
                 self.report(ticket, Health::Good);
-                if kind == ObjectKind::Cas {
-                    self.learn(*hash, false);
+                if name.kind == ObjectKind::Cas {
+                    self.learn(name, false);
                 }
                 None
             }
@@ -224,8 +246,9 @@ impl Backend {
 
     /// Which of these blobs the backend has, as far as it says within the time allowed; what it does not say counts as
     /// absent. While the breaker is not closed that is all, known or not: nobody could read them.
-    pub async fn present(&self, digests: &[Digest]) -> Vec<bool> {
-        let now = self.now();
+    pub async fn present(&self, digests: &[Digest], scope: &Scope) -> Vec<bool> {
+        let (now, bucket) = (self.now(), self.bucket(scope));
+        self.note_unnamed(scope, Operation::Contains);
         let mut present = vec![false; digests.len()];
         if self.0.view.with(|view| view.admit()).is_none() {
             self.0.counts.short_circuits.count();
@@ -233,10 +256,11 @@ impl Backend {
         }
         let mut unknown = Vec::new();
         for (at, digest) in digests.iter().enumerate() {
-            if digest.size > self.0.settings.max_proxy_blob_size || self.is_wrong(&digest.hash) {
+            let (_, key) = scope.cas_key(&digest.hash);
+            if digest.size > self.0.settings.max_proxy_blob_size || bucket.is_wrong(&key) {
                 continue;
             }
-            match self.0.existence.with(|existence| existence.get(&digest.hash, now)) {
+            match bucket.existence.with(|existence| existence.get(&key, now)) {
                 Some(known) => present[at] = known,
                 None => unknown.push(at),
             }
@@ -249,16 +273,17 @@ impl Backend {
         let until = rt::time::now() + self.0.patience.get().existence;
         // Why apart: who asks waits for a while only, but the answers are worth having, and the breaker must learn of a
         // store that gives none. Checks that have not begun by then are not made.
-        let (backend, asked) = (self.clone(), unknown.iter().map(|&at| (at, digests[at].hash)).collect());
+        let name = |at: usize| Upload { kind: ObjectKind::Cas, digest: digests[at], scope: scope.clone() };
+        let (backend, asked) = (self.clone(), unknown.iter().map(|&at| (at, name(at))).collect());
         let shared = found.clone();
         rt::spawn(async move {
-            let checks = map_bounded(asked, BACKEND_HEADS_MAX, |(at, hash): (usize, Hash)| {
+            let checks = for_each_bounded(asked, BACKEND_HEADS_MAX, |(at, name): (usize, Upload)| {
                 let (backend, found, left, ended) = (backend.clone(), shared.clone(), left.clone(), ended.clone());
                 async move {
                     let permit = rt::time::race(rt::time::deadline(until), backend.0.heads.take()).await;
                     let is_there = match permit {
                         rt::time::Either::Left(()) => false,
-                        rt::time::Either::Right(_permit) => backend.exists(&hash).await,
+                        rt::time::Either::Right(_permit) => backend.exists(&name).await,
                     };
                     found.with(|found| found[at] = is_there);
                     let last = left.with(|left| {
@@ -276,15 +301,15 @@ impl Backend {
         found.with(|found| found.clone())
     }
 
-    async fn exists(&self, hash: &Hash) -> bool {
+    async fn exists(&self, name: &Upload) -> bool {
         let one = &*self.0;
         let Some(ticket) = one.view.with(|view| view.admit()) else { return false };
         let begun = rt::time::now();
-        match one.client.head(&self.key(ObjectKind::Cas, hash), super::s3::HEAD_TIME).await {
+        match self.bucket(&name.scope).client.head(&self.key(name), super::s3::HEAD_TIME).await {
             Ok(found) => {
                 one.counts.head_times.0.observe_time(begun.elapsed());
                 self.report(ticket, Health::Good);
-                self.learn(*hash, found.is_some());
+                self.learn(name, found.is_some());
                 found.is_some()
             }
             Err(error) => {
@@ -300,24 +325,23 @@ impl Backend {
     }
 
     /// Uploads a record. `source` is only asked for bytes when the backend takes uploads.
-    pub async fn upload(&self, upload: Upload, source: &dyn Source) -> UploadEnd {
-        let one = &*self.0;
+    pub async fn upload(&self, upload: &Upload, source: &dyn Source) -> UploadEnd {
+        let (one, bucket) = (&*self.0, self.bucket(&upload.scope));
         let Some(ticket) = one.view.with(|view| view.admit()) else { return UploadEnd::BreakerOpen };
-        let hash = upload.digest.hash;
         // An action's content may change under its key.
-        let replaces = upload.kind == ObjectKind::Action || self.is_wrong(&hash);
+        let replaces = upload.kind == ObjectKind::Action || bucket.is_wrong(&cas_key(upload));
         let condition = if replaces { Condition::Replace } else { Condition::IfAbsent };
         let begun = rt::time::now();
         let total = one.patience.get().upload;
-        let key = self.key(upload.kind, &hash);
-        let put = one.client.put(&key, source, condition, total).await;
+        let key = self.key(upload);
+        let put = bucket.client.put(&key, source, condition, total).await;
         match put {
             Ok(outcome) => {
                 one.counts.upload_times.0.observe_time(begun.elapsed());
                 self.report(ticket, Health::Good);
                 if upload.kind == ObjectKind::Cas {
-                    one.wrong.with(|wrong| wrong.remove(&hash));
-                    self.learn(hash, true);
+                    bucket.wrong.with(|wrong| wrong.remove(&cas_key(upload)));
+                    self.learn(upload, true);
                 }
                 match outcome {
                     PutOutcome::Created => UploadEnd::Created,
@@ -341,14 +365,14 @@ impl Backend {
     }
 
     /// An object's bytes are not what its name says.
-    pub fn found_wrong(&self, kind: ObjectKind, digest: &Digest, detail: &dyn std::fmt::Display) {
-        let one = &*self.0;
+    pub fn found_wrong(&self, name: &Upload, detail: &dyn std::fmt::Display) {
+        let (one, bucket, digest) = (&*self.0, self.bucket(&name.scope), &name.digest);
         one.counts.wrong.count();
-        if kind == ObjectKind::Cas {
-            one.existence.with(|existence| existence.forget(&digest.hash));
-            one.wrong.with(|wrong| {
+        if name.kind == ObjectKind::Cas {
+            bucket.existence.with(|existence| existence.forget(&cas_key(name)));
+            bucket.wrong.with(|wrong| {
                 if wrong.len() < BACKEND_WRONG_MAX {
-                    wrong.insert(digest.hash);
+                    wrong.insert(cas_key(name));
                 }
             });
         }
@@ -365,6 +389,7 @@ impl Backend {
         if one.settings.num_uploaders == 0 {
             return;
         }
+        self.note_unnamed(&upload.scope, Operation::Upload);
         let (kept, starts) = one.outbox.with(|outbox| {
             let kept = outbox.waiting.len() < BACKEND_OUTBOX_MAX;
             if kept {
@@ -392,13 +417,9 @@ impl Backend {
         self.0.stop.wait().await;
     }
 
-    fn is_wrong(&self, hash: &Hash) -> bool {
-        self.0.wrong.with(|wrong| !wrong.is_empty() && wrong.contains(hash))
-    }
-
-    fn learn(&self, hash: Hash, present: bool) {
+    fn learn(&self, name: &Upload, present: bool) {
         let now = self.now();
-        self.0.existence.with(|existence| existence.learn(hash, present, now));
+        self.bucket(&name.scope).existence.with(|existence| existence.learn(cas_key(name), present, now));
     }
 
     fn now(&self) -> Duration {
@@ -449,23 +470,6 @@ impl Backend {
         // A core that has gone away needs to know nothing.
         let _ = self.0.lanes[self.0.owner].send(note).await;
     }
-
-    fn count_into(&self, into: &mut Snapshot) {
-        let counts = &self.0.counts;
-        let label = || vec![self.name().to_owned().into()];
-        into.add_labels(Metric::S3CacheHits, label(), &counts.hits);
-        into.add_labels(Metric::S3CacheMisses, label(), &counts.misses);
-        into.add_labels(Metric::S3WrongObjects, label(), &counts.wrong);
-        into.add_labels(Metric::S3Throttles, label(), &*counts.throttles);
-        into.add_labels(Metric::S3ShortCircuits, label(), &counts.short_circuits);
-        into.add_labels(Metric::S3Failures, label(), &counts.failures);
-        into.add_labels(Metric::S3OwedRejected, label(), &counts.refused);
-        for (operation, times) in
-            [("get", &counts.read_times), ("head", &counts.head_times), ("put", &counts.upload_times)]
-        {
-            into.add_histogram(Metric::S3RequestTime, vec![self.name().to_owned().into(), operation.into()], &times.0);
-        }
-    }
 }
 
 /// Whether it is time to log again what would else fill the log.
@@ -485,7 +489,7 @@ impl Backends {
         let cores = peers.len();
         let lanes: Rc<[Lane<Note>]> = peers.into_iter().map(Lane::new).collect();
         let epoch = rt::time::now();
-        let stop = Stop::default();
+        let (stop, unnamed) = (Stop::default(), Rc::<Unnamed>::default());
         let patience = Rc::new(Cell::new(settings.patience()));
         let make = |index: BackendIndex| {
             let one = &settings.backends[index];
@@ -498,35 +502,43 @@ impl Backends {
                 });
             });
             let counts = Counts::default();
-            let (throttles, tell_lanes) = (counts.throttles.clone(), lanes.clone());
-            let on_throttle = move || {
-                throttles.count();
-                let lanes = tell_lanes.clone();
-                rt::spawn(async move {
-                    let _ = lanes[owner].send(Note::Throttled { backend: index }).await;
-                });
-            };
             // Why: what was under way when the breaker opened must not go on asking. The probe too asks but once.
             let view = Local::new(BreakerView::default());
-            let retry_view = view.clone();
-            let may_retry = move || retry_view.with(|view| view.admit()).is_some();
-            let hooks = Hooks { on_throttle: Box::new(on_throttle), may_retry: Box::new(may_retry) };
-            let tls = one.target.tls.then(|| Tls::new(trust.expect("there is trust where a backend needs TLS")));
+            let hooks = || {
+                let (throttles, lanes, retry_view) = (counts.throttles.clone(), lanes.clone(), view.clone());
+                let on_throttle = move || {
+                    throttles.count();
+                    let lanes = lanes.clone();
+                    rt::spawn(async move {
+                        let _ = lanes[owner].send(Note::Throttled { backend: index }).await;
+                    });
+                };
+                let may_retry = move || retry_view.with(|view| view.admit()).is_some();
+                Hooks { on_throttle: Box::new(on_throttle), may_retry: Box::new(may_retry) }
+            };
+            let bucket = |bucket: &super::settings::Bucket| {
+                let needs = bucket.target.tls;
+                let tls = needs.then(|| Tls::new(trust.expect("there is trust where a backend needs TLS")));
+                Bucket {
+                    client: Client::new(one, bucket, tls, credentials.clone(), core, hooks()),
+                    existence: Local::new(Existence::new(EXISTENCE)),
+                    wrong: Local::new(FxHashSet::default()),
+                }
+            };
             Backend(Rc::new(One {
                 index,
                 patience: patience.clone(),
-                client: Client::new(one, tls, credentials.clone(), core, hooks),
+                buckets: one.buckets.iter().map(bucket).collect(),
                 credentials,
                 view,
                 reporting: Cell::new(false),
                 lanes: lanes.clone(),
                 owner,
                 outbox: Local::new(Outbox::default()),
-                existence: Local::new(Existence::new(EXISTENCE)),
-                heads: Permits::new(BACKEND_HEADS_MAX),
-                wrong: Local::new(FxHashSet::default()),
                 epoch,
                 counts,
+                heads: Permits::new(BACKEND_HEADS_MAX),
+                unnamed: unnamed.clone(),
                 stop: stop.clone(),
                 denied_told: Cell::new(None),
                 wrong_told: Cell::new(None),
@@ -543,14 +555,15 @@ impl Backends {
             records: RefCell::new(None),
             records_set: Event::default(),
             stop,
+            unnamed: unnamed.clone(),
         }));
         let owned = (0..count).filter(|index| index % cores == core).collect();
         (backends, OwnerPort { owned, inbox })
     }
 
-    /// The backend of requests that name none.
-    pub fn default_backend(&self) -> &Backend {
-        &self.0.backends[0]
+    /// The backend of a scope.
+    pub fn of(&self, scope: &Scope) -> &Backend {
+        self.get(self.0.settings.place_of(scope).0)
     }
 
     pub fn get(&self, index: BackendIndex) -> &Backend {
@@ -648,7 +661,12 @@ impl Backends {
 
     /// Adds what this core counted.
     pub fn report(&self, into: &mut Snapshot) {
-        self.0.backends.iter().for_each(|backend| backend.count_into(into));
+        self.0.backends.iter().for_each(|backend| backend.0.counts.report(backend.name(), into));
+        if self.0.settings.has_map {
+            self.0.unnamed.report(Metric::S3DefaultBackendFallback, into);
+            // Why the same: where there is a map, every gRPC call has a prefix, and no call of HTTP has.
+            self.0.unnamed.report(Metric::S3PrefixMissing, into);
+        }
     }
 }
 
@@ -657,3 +675,8 @@ const EXISTENCE: ExistenceLimits = ExistenceLimits {
     present: Duration::from_millis(BACKEND_PRESENT_MS),
     absent: Duration::from_millis(BACKEND_ABSENT_MS),
 };
+
+/// What is known of a CAS object is kept under this.
+fn cas_key(name: &Upload) -> Hash {
+    name.scope.cas_key(&name.digest.hash).1
+}

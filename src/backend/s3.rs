@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::credentials::Holder;
 use super::http::{Body, HttpError, Method, OutBody, Pool, PoolTimes, Request, Response};
-use super::settings::{BackendSettings, Dialect};
+use super::settings::{BackendSettings, Bucket, Dialect};
 use super::tls::Tls;
 use crate::limits::{BACKEND_ERROR_BODY_MAX, BACKEND_HEAD_MS, BACKEND_SPEED_FLOOR, WORK_SLICE_LEN};
 use crate::pure::backoff::{Backoff, Reason, Schedule};
@@ -164,12 +164,13 @@ impl Object {
     }
 }
 
-/// The client of one backend on this core. Clones share it.
+/// The client of one bucket of a backend on this core. Clones share it.
 #[derive(Clone)]
 pub struct Client(Rc<Inner>);
 
 struct Inner {
     settings: BackendSettings,
+    bucket: Bucket,
     authority: String,
     pool: Pool,
     credentials: Holder,
@@ -227,12 +228,19 @@ impl<'a> Call<'a> {
 
 impl Client {
     /// `core` seeds the jitter, so that cores differ.
-    pub fn new(settings: &BackendSettings, tls: Option<Tls>, credentials: Holder, core: usize, hooks: Hooks) -> Self {
+    pub fn new(
+        settings: &BackendSettings,
+        bucket: &Bucket,
+        tls: Option<Tls>,
+        credentials: Holder,
+        core: usize,
+        hooks: Hooks,
+    ) -> Self {
         let times = PoolTimes { recycle: settings.conn_recycle, idle_max: settings.idle_conns_max };
         let region = if settings.region.is_empty() { DEFAULT_REGION } else { &settings.region };
         Self(Rc::new(Inner {
-            authority: settings.target.authority(),
-            pool: Pool::new(settings.target.clone(), tls, times),
+            authority: bucket.target.authority(),
+            pool: Pool::new(bucket.target.clone(), tls, times),
             credentials,
             signer: Local::new(None),
             region: Local::new(region.to_owned()),
@@ -241,17 +249,25 @@ impl Client {
             unconditional: Cell::new(false),
             hooks,
             settings: settings.clone(),
+            bucket: bucket.clone(),
         }))
     }
 
-    /// An object, or its first `limit` bytes. `None` when there is none. `total` bounds the read as a whole.
-    pub async fn get(&self, key: &str, limit: Option<u64>, total: Duration) -> Result<Option<Object>, S3Error> {
+    /// An object, or its first `limit` bytes. `None` when there is none. `head` bounds the wait for the answer's head,
+    /// `total` the read as a whole.
+    pub async fn get(
+        &self,
+        key: &str,
+        limit: Option<u64>,
+        head: Duration,
+        total: Duration,
+    ) -> Result<Option<Object>, S3Error> {
         let deadline = rt::time::sleep(total);
         let mut call = Call::new(Operation::Read, Method::GET, key);
         if let Some(limit) = limit {
             call.headers.push(("range", format!("bytes=0-{}", limit.max(1) - 1)));
         }
-        match within(HEAD_TIME.min(total), "answer", self.call(&call, &OutBody::empty)).await? {
+        match within(head.min(total), "answer", self.call(&call, &OutBody::empty)).await? {
             Answer::Ok(response) => Ok(Some(Object {
                 content_length: response.content_length(),
                 body: response.body,
@@ -399,7 +415,7 @@ impl Client {
     /// What to sign for a body whose hash nobody knows: nothing over TLS. Without TLS it is read once more, as nothing
     /// else would notice a changed byte.
     async fn payload_of(&self, mut body: OutBody) -> Result<Payload, S3Error> {
-        if self.0.settings.target.tls {
+        if self.0.bucket.target.tls {
             return Ok(Payload::Unsigned);
         }
         let mut hasher = sigv4::Hasher::default();
@@ -503,8 +519,8 @@ impl Client {
     ) -> Result<(u64, Result<(Response, ErrorBody), HttpError>), S3Error> {
         let inner = &*self.0;
         let current = inner.credentials.current().await.map_err(S3Error::NoCredentials)?;
-        let path = match inner.settings.bucket_in_path {
-            true => sigv4::encode_path(&format!("/{}/{}", inner.settings.bucket, call.key)),
+        let path = match inner.bucket.in_path {
+            true => sigv4::encode_path(&format!("/{}/{}", inner.bucket.name, call.key)),
             false => sigv4::encode_path(&format!("/{}", call.key)),
         };
         let query = sigv4::encode_query(&call.query);

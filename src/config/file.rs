@@ -28,6 +28,9 @@ pub struct Known {
     pub is_list: bool,
 }
 
+/// The one flag whose value in the file is a map, which it takes as a document.
+const MAP: &str = "s3.backends";
+
 /// The flags that the file names, and their values, those of a list with commas between them.
 pub fn read(path: &Path, flags: &[Known]) -> Result<Vec<(String, String)>, FileError> {
     let text = std::fs::read_to_string(path).map_err(|source| FileError::Read { path: path.into(), source })?;
@@ -86,6 +89,7 @@ fn one(
             });
             texts.collect::<Result<Vec<_>, _>>()?.join(",")
         }
+        Value::Map(_) if flag == MAP => value.to_json(),
         Value::List(_) | Value::Map(_) => return Err(kind("one value")),
     };
     Ok(Some((flag.clone(), text)))
@@ -96,8 +100,10 @@ mod tests {
     use super::*;
 
     fn values(yaml: &str) -> Result<Vec<(String, String)>, FileError> {
-        let flags = ["dir", "max_size", "access_log_level", "buckets", "s3.endpoint", "s3.bucket", "s3.disable_ssl"];
-        let flags = flags.map(|flag| Known { flag: flag.to_owned(), is_list: flag == "buckets" });
+        let flags = ["dir", "max_size", "access_log_level", "buckets"];
+        let flags = flags.iter().chain(&["s3.endpoint", "s3.bucket", "s3.disable_ssl", "s3.backends"]);
+        let flags: Vec<Known> =
+            flags.map(|flag| Known { flag: (*flag).to_owned(), is_list: *flag == "buckets" }).collect();
         flatten(document::parse(yaml).expect("YAML"), &flags, Path::new("f"))
     }
 
@@ -126,6 +132,9 @@ mod tests {
         assert_eq!(text("max_sze: 1"), "--config_file f: there is no key \"max_sze\"; did you mean \"max_size\"?");
         assert!(text("s3_proxy: {buckt: b}").ends_with("did you mean \"bucket\"?"));
         assert!(text("s3proxy: {}").ends_with("did you mean \"s3_proxy\"?"));
+        // The one key of a map keeps its value as a document.
+        let map = values("s3_proxy: {backends: {a: {default: true}}}").expect("valid");
+        assert_eq!(map, [("s3.backends".to_owned(), "{\"a\": {\"default\": \"true\"}}".to_owned())]);
         assert!(text("something_else: 1").ends_with("there is no key \"something_else\""));
         assert!(text("bucket: b").contains("there is no key"));
         assert!(text("s3.bucket: b").contains("there is no key"));

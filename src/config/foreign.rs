@@ -26,8 +26,6 @@ const GOOGLE: Fate =
 const PROXY: Fate = Ignored("another cache is no backend here; give an S3 store: --s3.bucket");
 const PROFILE: Fate = Ignored("there is no such server; perf(1) profiles this program");
 const LDAP: Fate = Refused("LDAP is not asked here, so that the cache would be open. Take it out to start without");
-const PREFIXES: Fate =
-    Refused("storage prefixes and their secret are not checked, so that the cache would be open. Take it out");
 
 /// Every such setting by its flag, as the configuration's own are.
 ///
@@ -61,8 +59,6 @@ const ROWS: &[(&str, Fate)] = &[
     ("http_proxy.cert_file", PROXY),
     ("http_proxy.key_file", PROXY),
     ("http_proxy.url", PROXY),
-    ("l1_auth_secret", PREFIXES),
-    ("l1_unsafe_no_auth_secret", Ignored("there is no secret that it would stand for")),
     ("ldap.base_dn", LDAP),
     ("ldap.bind_password", LDAP),
     ("ldap.bind_user", LDAP),
@@ -81,7 +77,6 @@ const ROWS: &[(&str, Fate)] = &[
         "s3.update_timestamps",
         Ignored("objects in the store keep their times; let its lifecycle rules outlast the cache"),
     ),
-    ("trust_storage_prefix_header", PREFIXES),
     ("zstd_implementation", Ignored("zstd is always libzstd")),
 ];
 

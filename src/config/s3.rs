@@ -6,41 +6,45 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use super::backends::{self, Entry};
 use super::values::{bytes, duration, secret};
 use super::{ConfigError, StorageMode};
 use crate::backend::http::Target;
-use crate::backend::settings::{BackendSettings, CredentialSource, Dialect, ObjectFormat, RoleSource, Settings};
+use crate::backend::settings::{
+    BackendSettings, Bucket, CredentialSource, Dialect, ObjectFormat, RoleSource, Settings,
+};
 use crate::limits;
+use crate::pure::ledger::BUCKET_LEN_MAX;
 use crate::pure::secret::Secret;
 use crate::pure::sigv4::Credentials;
 
 /// Flags of the backend and of the traffic with it.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Clone)]
 pub struct S3Flags {
     /// The store's address: host[:port], or a URL.
     #[arg(long = "s3.endpoint")]
-    endpoint: Option<String>,
+    pub(super) endpoint: Option<String>,
     /// The bucket. Giving one turns the backend on.
     #[arg(long = "s3.bucket")]
-    bucket: Option<String>,
+    pub(super) bucket: Option<String>,
     /// Where the bucket's name stands: in the host's name (dns), in the path, or as the store needs it.
     #[arg(long = "s3.bucket_lookup_type", default_value = "auto")]
-    bucket_lookup_type: BucketLookup,
+    pub(super) bucket_lookup_type: BucketLookup,
     /// In front of every key.
     #[arg(long = "s3.prefix")]
-    prefix: Option<String>,
+    pub(super) prefix: Option<String>,
     /// How credentials are got. Default: the keys below, else AWS_ACCESS_KEY_ID, else the shared file, else a role.
     #[arg(long = "s3.auth_method")]
-    auth_method: Option<AuthMethod>,
+    pub(super) auth_method: Option<AuthMethod>,
     /// For access_key.
     #[arg(long = "s3.access_key_id")]
-    access_key_id: Option<String>,
+    pub(super) access_key_id: Option<String>,
     /// For access_key. Better in the environment or the configuration file: other users can see flags.
     #[arg(long = "s3.secret_access_key", value_parser = secret)]
-    secret_access_key: Option<Secret>,
+    pub(super) secret_access_key: Option<Secret>,
     /// For access_key with temporary keys.
     #[arg(long = "s3.session_token", value_parser = secret)]
-    session_token: Option<Secret>,
+    pub(super) session_token: Option<Secret>,
     /// How requests are signed.
     #[arg(long = "s3.signature_type", default_value = "v4")]
     signature_type: SignatureType,
@@ -52,22 +56,22 @@ pub struct S3Flags {
     aws_profile: Option<String>,
     /// Speak HTTP, not HTTPS.
     #[arg(long = "s3.disable_ssl")]
-    disable_ssl: bool,
+    pub(super) disable_ssl: bool,
     /// For iam_role: another address of the instance metadata service.
     #[arg(long = "s3.iam_role_endpoint")]
     iam_role_endpoint: Option<String>,
     /// The bucket's region. Default: AWS_REGION, else us-east-1, until the store names another one.
     #[arg(long = "s3.region")]
-    region: Option<String>,
+    pub(super) region: Option<String>,
     /// Larger objects are uploaded in parts: 5M to 5G.
     #[arg(long = "s3.multipart_from", default_value = "5G", value_parser = bytes)]
     multipart_from: u64,
     /// Idle connections that are kept, over all cores.
     #[arg(long = "s3.max_idle_conns", default_value_t = 1024)]
-    max_idle_conns: usize,
+    pub(super) max_idle_conns: usize,
     /// How old a connection may become, so that a change of addresses is seen; below zero for any age.
     #[arg(long = "s3.conn_recycle_interval", default_value = "5m", allow_hyphen_values = true)]
-    conn_recycle_interval: String,
+    pub(super) conn_recycle_interval: String,
     /// The longest read of an object, its body included.
     #[arg(long = "s3.read_timeout", default_value = "5m", value_parser = duration)]
     read_timeout: Duration,
@@ -78,12 +82,16 @@ pub struct S3Flags {
     #[arg(long = "s3.existence_timeout", default_value = "2s",
           value_parser = duration)]
     existence_timeout: Duration,
-    /// Uploads to the store that wait or run; what does not fit is kept on disk for later. 0 for no uploads.
-    #[arg(long = "max_queued_uploads", default_value_t = 1_000_000, allow_hyphen_values = true)]
-    max_queued_uploads: i64,
-    /// Uploads to the store that run at a time. 0 for no uploads.
-    #[arg(long = "num_uploaders", default_value_t = 100, allow_hyphen_values = true)]
-    num_uploaders: i64,
+    /// Several stores: the map s3_proxy.backends of the configuration file, as JSON. (Why a secret: it has keys in it.)
+    #[arg(long = "s3.backends", hide = true, value_parser = secret)]
+    backends: Option<Secret>,
+    /// Uploads to one store that wait or run; what does not fit is kept on disk for later. 0 for no uploads.
+    /// [default: 1000000, or 100000 where there are several stores]
+    #[arg(long = "max_queued_uploads", allow_hyphen_values = true)]
+    max_queued_uploads: Option<i64>,
+    /// Uploads to one store that run at a time. 0 for no uploads. [default: 100, or 25 where there are several stores]
+    #[arg(long = "num_uploaders", allow_hyphen_values = true)]
+    num_uploaders: Option<i64>,
     /// The largest blob that is fetched from the store, in bytes.
     #[arg(long = "max_proxy_blob_size", default_value_t = i64::MAX as u64,
           value_parser = clap::value_parser!(u64).range(1..=i64::MAX as u64))]
@@ -127,6 +135,16 @@ pub enum S3Error {
     Endpoint { given: String },
     #[error("--s3.bucket {given:?} is no name of a bucket: it has lower-case letters, digits, dots, hyphens")]
     Bucket { given: String },
+    #[error("s3_proxy.backends: {problem}")]
+    Backends { problem: String },
+    #[error("s3_proxy.backends {key:?}: {problem}")]
+    Backend { key: String, problem: String },
+    #[error("s3_proxy.backends {key:?}: {source}")]
+    InBackend { key: String, source: Box<S3Error> },
+    #[error("--s3.bucket {given:?} is there twice: extra_buckets are others than the bucket")]
+    SameBucket { given: String },
+    #[error("--s3.bucket is not set, neither for this backend nor for all")]
+    NoBucket,
     #[error("--s3.auth_method access_key needs --s3.access_key_id and --s3.secret_access_key")]
     NoKey,
     #[error("--s3.conn_recycle_interval {given:?}: {problem}")]
@@ -156,11 +174,27 @@ impl S3Flags {
         memory_limit: u64,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Settings>, ConfigError> {
-        let Some(bucket) = self.bucket.clone().filter(|bucket| !bucket.is_empty()) else { return Ok(None) };
-        let (max_queued, uploaders) = self.uploads()?;
-        let backend = self.backend(bucket, cores, variable)?;
+        let map = self.backends.as_ref().map_or(Ok(Vec::new()), |text| backends::entries(text.reveal(), &self))?;
+        let has_map = !map.is_empty();
+        if !has_map && self.bucket.as_ref().is_none_or(String::is_empty) {
+            return Ok(None);
+        }
+        let (max_queued, uploaders) = self.uploads(has_map)?;
+        let backends: Arc<[BackendSettings]> = match has_map {
+            false => Arc::new([self.backend("default", &[], cores, &variable)?]),
+            true => {
+                let made = map.iter().map(|Entry { key, flags, extra_buckets, .. }| {
+                    let made = flags.backend(key, extra_buckets, cores, &variable);
+                    made.map_err(|source| S3Error::InBackend { key: key.clone(), source: Box::new(source) })
+                });
+                made.collect::<Result<_, _>>()?
+            }
+        };
         Ok(Some(Settings {
-            backends: Arc::new([backend]),
+            default_backend: map.iter().position(|entry| entry.is_default).unwrap_or(0),
+            has_map,
+            flights: flights(memory_limit / cores as u64, backends.len()),
+            backends,
             format: match mode {
                 StorageMode::Zstd => ObjectFormat::Casblob,
                 StorageMode::Uncompressed => ObjectFormat::Raw,
@@ -168,7 +202,6 @@ impl S3Flags {
             max_proxy_blob_size: self.max_proxy_blob_size,
             max_queued_uploads: max_queued,
             num_uploaders: uploaders,
-            flights: flights(memory_limit / cores as u64),
             read_timeout: self.read_timeout,
             upload_timeout: self.upload_timeout,
             existence_timeout: self.existence_timeout,
@@ -176,57 +209,68 @@ impl S3Flags {
     }
 
     /// How many uploads wait and run. Either of them at 0 or below turns uploads off, as in bazel-remote.
-    fn uploads(&self) -> Result<(usize, u32), S3Error> {
+    fn uploads(&self, has_map: bool) -> Result<(usize, u32), S3Error> {
+        let (queued, uploaders) = if has_map { (100_000, 25) } else { (1_000_000, 100) };
         let bounded =
             |name, given: i64, max| if given > max { Err(S3Error::TooMuch { name, given, max }) } else { Ok(given) };
-        let queued = bounded("max_queued_uploads", self.max_queued_uploads, QUEUED_UPLOADS_MAX)?;
-        let uploaders = bounded("num_uploaders", self.num_uploaders, UPLOADERS_MAX)?;
+        let queued = bounded("max_queued_uploads", self.max_queued_uploads.unwrap_or(queued), QUEUED_UPLOADS_MAX)?;
+        let uploaders = bounded("num_uploaders", self.num_uploaders.unwrap_or(uploaders), UPLOADERS_MAX)?;
         if queued <= 0 || uploaders <= 0 {
             return Ok((0, 0));
         }
         Ok((queued as usize, uploaders as u32))
     }
 
+    /// One backend, with the bucket that these flags name and others.
     fn backend(
         &self,
-        bucket: String,
+        name: &str,
+        extra_buckets: &[String],
         cores: usize,
-        variable: impl Fn(&str) -> Option<String>,
+        variable: &impl Fn(&str) -> Option<String>,
     ) -> Result<BackendSettings, S3Error> {
-        let is_name = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
-        if !bucket.chars().all(is_name) {
-            return Err(S3Error::Bucket { given: bucket });
+        let own = self.bucket.as_ref().filter(|bucket| !bucket.is_empty()).ok_or(S3Error::NoBucket)?;
+        let names: Vec<&String> = std::iter::once(own).chain(extra_buckets).collect();
+        if let Some((_, given)) = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name)) {
+            return Err(S3Error::SameBucket { given: given.to_string() });
         }
-        let Some(given) = self.endpoint.clone().filter(|endpoint| !endpoint.is_empty()) else {
-            return Err(S3Error::NoEndpoint { bucket });
-        };
-        let mut target = endpoint(&given, self.disable_ssl).ok_or(S3Error::Endpoint { given })?;
-        let bucket_in_path = match self.bucket_lookup_type {
-            BucketLookup::Path => true,
-            BucketLookup::Dns => false,
-            BucketLookup::Auto => !wants_bucket_in_host(&target, &bucket),
-        };
-        let is_google = target.host.ends_with("googleapis.com");
-        if !bucket_in_path {
-            target.host = format!("{bucket}.{}", target.host);
-        }
+        let buckets = names.iter().map(|name| self.bucket_of(name)).collect::<Result<Arc<[Bucket]>, _>>()?;
+        let is_google = buckets[0].target.host.ends_with("googleapis.com");
         let prefix = self.prefix.as_deref().unwrap_or_default().trim_matches('/');
         Ok(BackendSettings {
-            name: "default".into(),
-            target,
-            bucket,
-            bucket_in_path,
+            name: name.into(),
             region: self.region.clone().or_else(|| variable("AWS_REGION")).unwrap_or_default(),
             prefix: if prefix.is_empty() { String::new() } else { format!("{prefix}/") },
-            credentials: self.credentials(&variable)?,
+            credentials: self.credentials(variable)?,
             multipart_from: match self.multipart_from {
                 bytes if (PART_LEN_MIN..=PUT_LEN_MAX).contains(&bytes) => bytes,
                 given => return Err(S3Error::MultipartFrom { given }),
             },
             dialect: if is_google { Dialect::Google } else { Dialect::S3 },
             conn_recycle: recycle(&self.conn_recycle_interval)?,
-            idle_conns_max: (self.max_idle_conns / cores).max(1),
+            idle_conns_max: (self.max_idle_conns / cores / buckets.len()).max(1),
+            buckets,
         })
+    }
+
+    fn bucket_of(&self, bucket: &str) -> Result<Bucket, S3Error> {
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+        if bucket.is_empty() || bucket.len() > BUCKET_LEN_MAX || !bucket.chars().all(is_name) {
+            return Err(S3Error::Bucket { given: bucket.to_owned() });
+        }
+        let Some(given) = self.endpoint.clone().filter(|endpoint| !endpoint.is_empty()) else {
+            return Err(S3Error::NoEndpoint { bucket: bucket.to_owned() });
+        };
+        let mut target = endpoint(&given, self.disable_ssl).ok_or(S3Error::Endpoint { given })?;
+        let in_path = match self.bucket_lookup_type {
+            BucketLookup::Path => true,
+            BucketLookup::Dns => false,
+            BucketLookup::Auto => !wants_bucket_in_host(&target, bucket),
+        };
+        if !in_path {
+            target.host = format!("{bucket}.{}", target.host);
+        }
+        Ok(Bucket { name: bucket.to_owned(), target, in_path })
     }
 
     fn credentials(&self, variable: &impl Fn(&str) -> Option<String>) -> Result<CredentialSource, S3Error> {
@@ -283,10 +327,12 @@ impl S3Flags {
     }
 }
 
-/// How many objects a core may have on their way to it, with so many bytes of the memory limit.
-fn flights(memory: u64) -> usize {
-    let fit = memory / limits::FLIGHT_MEMORY_PART / limits::FLIGHT_HELD_LEN;
-    usize::try_from(fit).unwrap_or(usize::MAX).clamp(limits::FLIGHTS_RUNNING_MIN, limits::FLIGHTS_RUNNING_MAX)
+/// How many objects of each backend a core may have on their way to it, with so many bytes of the memory limit. Why parts
+/// of their own: what a sick backend holds, the others must not wait for.
+fn flights(memory: u64, backends: usize) -> usize {
+    let fit = memory / limits::FLIGHT_MEMORY_PART / limits::FLIGHT_HELD_LEN / backends as u64;
+    let least = limits::FLIGHTS_RUNNING_MIN.div_ceil(backends);
+    usize::try_from(fit).unwrap_or(usize::MAX).clamp(least, limits::FLIGHTS_RUNNING_MAX)
 }
 
 /// `host[:port]`, or a URL, whose scheme then decides about TLS.
@@ -360,7 +406,7 @@ mod tests {
     fn addresses() {
         let target = |args: &[&str]| {
             let backend = backend(&[&["--s3.access_key_id=a", "--s3.secret_access_key=s"], args].concat(), &[]);
-            (backend.target.authority(), backend.target.tls, backend.bucket_in_path)
+            (backend.buckets[0].target.authority(), backend.needs_tls(), backend.buckets[0].in_path)
         };
         let of = |text: &str, tls, in_path| (text.to_owned(), tls, in_path);
         let plain = ["--s3.bucket=b", "--s3.endpoint=127.0.0.1:9000", "--s3.disable_ssl"];

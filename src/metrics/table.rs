@@ -279,6 +279,22 @@ table! {
     Reloads: Ours Counter Count "reloads_total" ["result", "what"]
         "Changed files that were read again: certificates, and what says who may do what. Failed: the log says why; what \
          was read before stays until they are mended."
+    S3OrphanedUploads: Ours Gauge Count "s3_orphaned_uploads" ["ledger"]
+        "Uploads owed to a backend that is not configured any more, by the name of its ledger below --dir. They wait \
+         for it to come back; delete the file in uploads/ if it never will."
+    S3DefaultBackendFallback: Ours Counter Count "s3_default_backend_fallback_total" ["operation"]
+        "Operations on the default backend for requests that named none: those of HTTP. Growing without HTTP clients \
+         is a bug."
+    S3PrefixMissing: Ours Counter Count "s3_prefix_missing_total" ["operation"]
+        "Operations below the backend's own prefix where every gRPC call must have one: those of HTTP. Keep its port \
+         from whoever must not see them."
+    S3SelectorRejected: Ours Counter Count "s3_backend_selector_rejected_total" ["reason"]
+        "Calls refused for the backend or the bucket that they named, or did not name. After a change of the map: the \
+         callers are configured otherwise."
+    StoragePrefixRejected: Ours Counter Count "storage_prefix_rejected_total" ["reason"]
+        "Calls refused for their storage prefix. Callers make it themselves, so this is theirs to mend."
+    AuthSecretRejected: Ours Counter Count "auth_secret_rejected_total" ["reason"]
+        "Calls refused for the shared secret. A mismatch: callers and this server have different ones."
     ProcessCpu: Fixed Counter Seconds "process_cpu_seconds_total" []
         "CPU time of the process."
     ProcessOpenFds: Fixed Gauge Count "process_open_fds" []

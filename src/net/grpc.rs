@@ -75,8 +75,14 @@ pub(super) fn start<S: Store>(
     let body = Body::new(stream, has_encoding, server.write_idle.get());
     let responder = Responder::new(respond, shares.replies.clone(), server.shown.clone());
     let timeout_given = timeout.flatten();
+    let admitted = match &server.settings.trust {
+        None => Ok(None),
+        Some(trust) => trust.admit(head.uri.path(), &head.headers),
+    };
+    let admitted = admitted.map(|scope| scope.map(|scope| server.services.scoped(&scope)));
     let requests = shares.requests.clone();
     let call = Call {
+        serving: admitted.map(|scoped| Serving { server: server.clone(), scoped }),
         server: server.clone(),
         peer,
         calls,
@@ -161,10 +167,25 @@ fn dispatch<S: Store>(call: Call<'_, S>) {
     }
 }
 
+/// Who serves a call: the server, for the blobs that the call may see.
+struct Serving<S> {
+    server: Rc<Server<S>>,
+    /// `None`: all that belong to no other scope.
+    scoped: Option<Services<S>>,
+}
+
+impl<S> Serving<S> {
+    fn services(&self) -> &Services<S> {
+        self.scoped.as_ref().unwrap_or(&self.server.services)
+    }
+}
+
 /// One call that has not been started: who serves it, how to answer it, and what came with its headers.
 struct Call<'a, S> {
     server: Rc<Server<S>>,
     peer: &'a Peer,
+    /// Or why it is not let in.
+    serving: Result<Serving<S>, Status>,
     calls: &'a Gate,
     /// The connection's part of the memory for requests.
     requests: Share,
@@ -208,9 +229,9 @@ impl<S: Store> Call<'_, S> {
         H: AsyncFnOnce(&Services<S>, &CallContext, Bytes, &mut Responder) -> Result<Reply, Status> + 'static,
     {
         let requests = self.requests.clone();
-        self.spawn(method, async move |server, mut responder, body, _, role| {
-            let request = take_request(body, &requests, &server, &responder).await?;
-            let reply = handler(&server.services, &CallContext::of(role), request, &mut responder).await?;
+        self.spawn(method, async move |serving, mut responder, body, _, role| {
+            let request = take_request(body, &requests, &serving.server, &responder).await?;
+            let reply = handler(serving.services(), &CallContext::of(role), request, &mut responder).await?;
             let len = pieces_len(&reply);
             responder.hold(len).await?;
             responder.shrink_room(len);
@@ -223,22 +244,22 @@ impl<S: Store> Call<'_, S> {
         H: AsyncFnOnce(&Services<S>, &CallContext, Bytes, &mut Responder) -> Result<(), Status> + 'static,
     {
         let requests = self.requests.clone();
-        self.spawn(method, async move |server, mut responder, body, _, role| {
-            let request = take_request(body, &requests, &server, &responder).await?;
-            handler(&server.services, &CallContext::of(role), request, &mut responder).await
+        self.spawn(method, async move |serving, mut responder, body, _, role| {
+            let request = take_request(body, &requests, &serving.server, &responder).await?;
+            handler(serving.services(), &CallContext::of(role), request, &mut responder).await
         });
     }
 
     fn write(self, method: Method) {
-        self.spawn(method, async move |server, mut responder, body, headers, role| {
+        self.spawn(method, async move |serving, mut responder, body, headers, role| {
             let mut incoming = RequestStream { body, headers, responder: responder.clone() };
-            let reply = byte_stream::write(&server.services, &CallContext::of(role), &mut incoming).await?;
+            let reply = byte_stream::write(serving.services(), &CallContext::of(role), &mut incoming).await?;
             responder.send_now(reply)
         });
     }
 
     fn reflection(self, method: Method) {
-        self.spawn(method, async move |_server, mut responder, mut body, _, _| {
+        self.spawn(method, async move |_, mut responder, mut body, _, _| {
             let mut request = Vec::new();
             while let Some(part) = body.part().await? {
                 responder.count_received(&part);
@@ -266,9 +287,9 @@ impl<S: Store> Call<'_, S> {
     /// together are answered together.
     fn spawn<W>(self, method: Method, work: W)
     where
-        W: AsyncFnOnce(Rc<Server<S>>, Responder, Body, HeaderMap, Role) -> Result<(), Status> + 'static,
+        W: AsyncFnOnce(Serving<S>, Responder, Body, HeaderMap, Role) -> Result<(), Status> + 'static,
     {
-        let Self { server, peer, calls, requests: _, responder, timeout, drain, head, body, memory } = self;
+        let Self { server, serving, peer, calls, requests: _, responder, timeout, drain, head, body, memory } = self;
         let decision = decide(&server, method, peer, &head);
         responder.open_account(Account::open(
             server.counters.grpc.clone(),
@@ -284,13 +305,14 @@ impl<S: Store> Call<'_, S> {
                 Decision::Made(made) => made,
                 Decision::Waits(_) => decision.made().await,
             };
-            let end = match role {
-                Ok(role) => {
+            let end = match (role, serving) {
+                (Ok(role), Ok(serving)) => {
                     // Why boxed: the handler's state is some kilobytes, and a task is moved several times before it runs.
-                    let work = Box::pin(work(server.clone(), responder.clone(), body, head.headers, role));
+                    let work = Box::pin(work(serving, responder.clone(), body, head.headers, role));
                     finish_or_cut(work, &responder, deadline, drain).await
                 }
-                Err(denial) => {
+                (Ok(_), Err(status)) => End::Finished(Err(status)),
+                (Err(denial), _) => {
                     server.settings.access.count(denial);
                     End::Finished(Err(denial.into()))
                 }

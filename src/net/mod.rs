@@ -15,6 +15,7 @@ pub mod responder;
 pub mod server;
 pub mod tls;
 pub mod transport;
+pub mod trust;
 
 pub use server::{Server, Settings};
 

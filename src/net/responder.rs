@@ -6,6 +6,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
 use bytes::Buf as _;
 use h2::SendStream;
 use h2::server::SendResponse;
@@ -23,6 +25,7 @@ use crate::service::{Code, Outgoing, Reply, Status};
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const GRPC_STATUS_DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 const APPLICATION_GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -275,6 +278,10 @@ fn add_status(headers: &mut HeaderMap, code: Code, status: Option<&Status>) {
         let text = &status.message[..status.message.floor_char_boundary(ERROR_TEXT_LEN_MAX)];
         if let Ok(text) = HeaderValue::try_from(grpc_frame::encode_message(text)) {
             headers.insert(GRPC_MESSAGE, text);
+        }
+        let details = status.details().map(|details| HeaderValue::try_from(STANDARD_NO_PAD.encode(details)));
+        if let Some(Ok(details)) = details {
+            headers.insert(GRPC_STATUS_DETAILS, details);
         }
     }
 }

@@ -17,6 +17,7 @@ use super::methods::GrpcCounters;
 use super::payload::Shown;
 use super::tls::{self, Acceptors, TlsAcceptor, TlsStream};
 use super::transport::{Protocol, Transport};
+use super::trust::Trust;
 use crate::access::{Access, Peer};
 use crate::budget::{Apart, Claim, Purse};
 use crate::limits;
@@ -46,6 +47,8 @@ pub struct Settings {
     pub tls: Option<Rc<Reader<Acceptors>>>,
     /// Who may do what.
     pub access: Rc<Access>,
+    /// What gRPC calls must say of themselves; `None` for nothing.
+    pub trust: Option<Rc<Trust>>,
 }
 
 /// Whether this core serves or stops.
@@ -259,6 +262,7 @@ impl<S: Store> Server<S> {
             into.add(Metric::TlsNotAfter, tls.with(|_, acceptors| acceptors.not_after_s()));
         }
         self.services.store.report(into);
+        self.settings.trust.iter().for_each(|trust| trust.report(into));
         let purse = &self.settings.purse;
         for used in Use::ALL {
             into.add_for(Metric::MemoryHeld, [used.name()], purse.held(used));

@@ -12,14 +12,16 @@ use crate::pure::segment::Layout;
 use crate::shard::codec::Codecs;
 use crate::shard::recover::Blocks;
 
-/// Compares the payload of a record that holds a whole value. Of actions, which no hash of their own names, the length.
+/// Compares the payload of a record that holds a whole value. Of actions and of what stands below a
+/// storage prefix, which no hash of their own names, the length.
 pub fn whole(codecs: &Codecs, header: &Header, payload: &[u8]) -> Option<()> {
     let raw = decoded(codecs, header.codec, payload, usize::try_from(header.raw_len).ok()?)?;
     let is_named = match header.key.kind {
         Kind::Cas => {
             raw.len() as u64 == header.key.size && Hash(Sha256::digest(raw.as_ref()).into()) == header.key.hash
         }
-        Kind::Action => true,
+        Kind::ScopedCas => raw.len() as u64 == header.key.size,
+        Kind::Action | Kind::ScopedAction => true,
     };
     is_named.then_some(())
 }
@@ -71,7 +73,11 @@ impl<'a> Large<'a> {
         }
         match self.pieces {
             Some((header, value)) => whole(self.codecs, &header, &value),
-            None => (self.raw == self.key.size && Hash(self.sha.finalize().into()) == self.key.hash).then_some(()),
+            None => {
+                // Below a storage prefix the key is not the content's hash.
+                let is_named = self.key.kind != Kind::Cas || Hash(self.sha.finalize().into()) == self.key.hash;
+                (self.raw == self.key.size && is_named).then_some(())
+            }
         }
     }
 }

@@ -80,11 +80,13 @@ pub struct Broken {
     pub key: Option<Key>,
 }
 
-/// `cas <hash>/<size>` or `ac <hash>`.
+/// `cas <hash>/<size>` or `ac <hash>`. Below a storage prefix the hash is that of the key, not of the content.
 pub fn key_text(key: &Key) -> String {
     match key.kind {
         Kind::Cas => format!("cas {}/{}", key.hash, key.size),
         Kind::Action => format!("ac {}", key.hash),
+        Kind::ScopedCas => format!("cas below a storage prefix {}/{}", key.hash, key.size),
+        Kind::ScopedAction => format!("ac below a storage prefix {}", key.hash),
     }
 }
 
@@ -113,7 +115,7 @@ impl Class {
 pub const CLASSES: [(&str, &str); 4] = [("cas", "small"), ("cas", "large"), ("ac", "small"), ("ac", "large")];
 /// The number of a class.
 pub fn class_of(kind: Kind, large: bool) -> usize {
-    usize::from(kind == Kind::Action) * 2 + usize::from(large)
+    usize::from(kind.is_action()) * 2 + usize::from(large)
 }
 
 /// Upper bounds of the bars of the size histogram, in bytes; one more bar has all that is larger.

@@ -48,6 +48,29 @@ fn value(yaml: Yaml) -> Result<Value, DocumentError> {
 }
 
 impl Value {
+    /// The value as JSON, which `parse` reads again.
+    pub fn to_json(&self) -> String {
+        let quoted = |text: &str| {
+            let escaped = text.chars().map(|c| match c {
+                '"' | '\\' => format!("\\{c}"),
+                c if u32::from(c) < 0x20 || u32::from(c) == 0x7f => format!("\\u{:04x}", u32::from(c)),
+                c => c.to_string(),
+            });
+            format!("\"{}\"", escaped.collect::<String>())
+        };
+        match self {
+            Self::Null => "null".into(),
+            Self::Text(text) => quoted(text),
+            Self::List(items) => {
+                format!("[{}]", items.iter().map(Self::to_json).collect::<Vec<_>>().join(", "))
+            }
+            Self::Map(entries) => {
+                let entries = entries.iter().map(|(key, value)| format!("{}: {}", quoted(key), value.to_json()));
+                format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
+            }
+        }
+    }
+
     /// The text of an entry of a map; `None` for another kind of value, an empty text, and where there is none.
     pub fn text(&self, key: &str) -> Option<&str> {
         let Self::Map(entries) = self else { return None };
@@ -68,6 +91,9 @@ mod tests {
         let yaml = parse("# comment\na: x\nb:\n  - 1\n  - true\n  - null\nc: {d: \"e\\/f\", g: 1.50}\n").expect("YAML");
         let json = parse(r#"{"a": "x", "b": [1, true, null], "c": {"d": "e\/f", "g": 1.50}}"#).expect("JSON");
         assert_eq!(yaml, json);
+        assert_eq!(parse(&yaml.to_json()), Ok(yaml.clone()));
+        let odd = Value::Map(vec![("http://h:1/ \"\\".into(), Value::Text("a\n\t: {}[]#\u{7f}\u{e9}".into()))]);
+        assert_eq!(parse(&odd.to_json()), Ok(odd));
         assert_eq!(yaml.text("a"), Some("x"));
         assert_eq!(yaml.text("b"), None);
         assert_eq!(parse(""), Ok(Value::Null));

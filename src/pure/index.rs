@@ -47,7 +47,7 @@ impl Word {
     /// beyond what the word can say: more than the content and a sixteenth.
     pub fn small(location: u64, key: &Key, record_len: u64) -> Option<Self> {
         let check = match key.kind {
-            Kind::Cas => {
+            Kind::Cas | Kind::ScopedCas => {
                 let bound = record_len_bound(key.size);
                 if record_len > bound {
                     return None;
@@ -55,7 +55,7 @@ impl Word {
                 let class = (record_len.saturating_mul(16).div_ceil(bound)).max(1) - 1;
                 size_check(key.size) << CLASS_BITS | class
             }
-            Kind::Action => {
+            Kind::Action | Kind::ScopedAction => {
                 let units = record_len.div_ceil(RECORD_ALIGN as u64);
                 if units > CHECK_MASK {
                     return None;
@@ -69,8 +69,8 @@ impl Word {
     /// A word for the commit record of a large blob at `location`.
     pub fn large(location: u64, key: &Key) -> Self {
         let check = match key.kind {
-            Kind::Cas => size_check(key.size) << CLASS_BITS,
-            Kind::Action => 0,
+            Kind::Cas | Kind::ScopedCas => size_check(key.size) << CLASS_BITS,
+            Kind::Action | Kind::ScopedAction => 0,
         };
         Self::assemble(location, LARGE, check)
     }
@@ -121,8 +121,8 @@ impl Word {
     /// False when `key` has another size than the one that was stored (actions: always true).
     pub fn fits(self, key: &Key) -> bool {
         match key.kind {
-            Kind::Cas => self.0 >> (CHECK_SHIFT + CLASS_BITS) == size_check(key.size),
-            Kind::Action => true,
+            Kind::Cas | Kind::ScopedCas => self.0 >> (CHECK_SHIFT + CLASS_BITS) == size_check(key.size),
+            Kind::Action | Kind::ScopedAction => true,
         }
     }
 
@@ -130,11 +130,11 @@ impl Word {
     pub fn read_len(self, key: &Key) -> u64 {
         let check = self.0 >> CHECK_SHIFT;
         match key.kind {
-            Kind::Cas => {
+            Kind::Cas | Kind::ScopedCas => {
                 let class = check & ((1 << CLASS_BITS) - 1);
                 (record_len_bound(key.size).saturating_mul(class + 1)).div_ceil(16)
             }
-            Kind::Action => check * RECORD_ALIGN as u64,
+            Kind::Action | Kind::ScopedAction => check * RECORD_ALIGN as u64,
         }
     }
 }
@@ -145,6 +145,8 @@ pub fn tag(seed: u64, space: Kind, hash: &Hash) -> u64 {
     let seed = match space {
         Kind::Cas => seed,
         Kind::Action => seed ^ 0x5bd1_e995_7b93_5bd1,
+        Kind::ScopedCas => seed ^ 0x2545_f491_4f6c_dd1d,
+        Kind::ScopedAction => seed ^ 0x7a39_6d2c_11e8_4b63,
     };
     Hasher::oneshot_with_seed(seed, &hash.0)
 }

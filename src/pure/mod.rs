@@ -40,6 +40,7 @@ pub mod record;
 pub mod resource_name;
 pub mod roles;
 pub mod s3_message;
+pub mod scope;
 pub mod secret;
 pub mod segment;
 pub mod shard_map;

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | 0 | 4 | magic |
 //! | 4 | 1 | record kind: 1 small, 2 large commit, 3 tomb, 4 ages |
-//! | 5 | 1 | key space: 1 CAS, 2 action |
+//! | 5 | 1 | key space: 1 CAS, 2 action, 3 and 4 the same below a storage prefix (`scope`) |
 //! | 6 | 1 | codec: 0 raw, 1 zstd |
 //! | 7 | 1 | flags: bit 0: a large commit that carries one value cut into pieces |
 //! | 8 | 32 | hash |
@@ -31,6 +31,18 @@ use twox_hash::xxhash3_64::Hasher;
 pub enum Kind {
     Cas,
     Action,
+    /// Below a storage prefix: the hash of the key is not that of the content, but made of it.
+    ScopedCas,
+    ScopedAction,
+}
+
+impl Kind {
+    pub fn is_action(self) -> bool {
+        match self {
+            Self::Cas | Self::ScopedCas => false,
+            Self::Action | Self::ScopedAction => true,
+        }
+    }
 }
 
 /// What a record is found by. A CAS blob is named by hash and size. An action is found by its hash alone: `size` is
@@ -146,6 +158,8 @@ impl Header {
         out[5] = match self.key.kind {
             Kind::Cas => 1,
             Kind::Action => 2,
+            Kind::ScopedCas => 3,
+            Kind::ScopedAction => 4,
         };
         out[6] = match self.codec {
             Codec::Raw => 0,
@@ -182,6 +196,8 @@ impl Header {
         let space = match bytes[5] {
             1 => Kind::Cas,
             2 => Kind::Action,
+            3 => Kind::ScopedCas,
+            4 => Kind::ScopedAction,
             _ => return None,
         };
         let codec = match bytes[6] {

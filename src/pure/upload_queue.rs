@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 
 use super::digest::Digest;
 use super::pacing::Pace;
+use super::scope::Scope;
 
 /// Which key space an object belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -15,12 +16,14 @@ pub enum ObjectKind {
     Action,
 }
 
-/// A thing to upload: a cached record, by its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// A thing to upload: a cached record, by its name. (Also what a read asks a backend for.)
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Upload {
     pub kind: ObjectKind,
     /// Of an action: its key; the size is 0 where the protocol does not carry one.
     pub digest: Digest,
+    /// Whose it is.
+    pub scope: Scope,
 }
 
 /// How many uploads are kept.
@@ -112,14 +115,14 @@ impl UploadQueue {
             return Pushed::Coalesced;
         }
         if self.depth() < self.limits.queued {
-            self.places.insert(upload, Place::Ready);
+            self.places.insert(upload.clone(), Place::Ready);
             self.ready.push_back(upload);
             return Pushed::Ready;
         }
         if self.owed() >= self.limits.owed {
             return Pushed::Refused;
         }
-        self.places.insert(upload, Place::Owed);
+        self.places.insert(upload.clone(), Place::Owed);
         self.overflow.push_back(upload);
         Pushed::Owed
     }
@@ -130,7 +133,7 @@ impl UploadQueue {
             return None;
         }
         let upload = self.ready.pop_front().or_else(|| self.overflow.pop_front())?;
-        self.places.insert(upload, Place::Running { again: false });
+        self.places.insert(upload.clone(), Place::Running { again: false });
         self.running += 1;
         Some(upload)
     }
@@ -141,7 +144,7 @@ impl UploadQueue {
         let again = self.places.remove(&upload) == Some(Place::Running { again: true });
         match end {
             End::Done if again => {
-                self.places.insert(upload, Place::Ready);
+                self.places.insert(upload.clone(), Place::Ready);
                 self.ready.push_back(upload);
                 Ended::ReadyAgain
             }
@@ -156,7 +159,7 @@ impl UploadQueue {
         let mut count = 0;
         while self.depth() < self.limits.queued.div_ceil(2) {
             let Some(upload) = self.owed.pop_front() else { break };
-            self.places.insert(upload, Place::Ready);
+            self.places.insert(upload.clone(), Place::Ready);
             self.ready.push_back(upload);
             count += 1;
         }
@@ -170,7 +173,7 @@ impl UploadQueue {
         while let Some(upload) = self.ready.pop_front() {
             count += 1;
             self.places.remove(&upload);
-            if !self.keep(upload) {
+            if !self.keep(upload.clone()) {
                 lost.push(upload);
             }
         }
@@ -207,12 +210,12 @@ impl UploadQueue {
 
     /// Those that are owed longest, at most `most`.
     pub fn oldest_owed(&self, most: usize) -> Vec<Upload> {
-        self.owed.iter().chain(&self.overflow).take(most).copied().collect()
+        self.owed.iter().chain(&self.overflow).take(most).cloned().collect()
     }
 
     /// All of them, in no order.
     pub fn all(&self) -> impl Iterator<Item = Upload> + '_ {
-        self.places.keys().copied()
+        self.places.keys().cloned()
     }
 
     pub fn len(&self) -> usize {
@@ -227,7 +230,7 @@ impl UploadQueue {
         if self.owed() >= self.limits.owed {
             return false;
         }
-        self.places.insert(upload, Place::Owed);
+        self.places.insert(upload.clone(), Place::Owed);
         self.owed.push_back(upload);
         true
     }
@@ -243,7 +246,7 @@ mod tests {
 
     fn upload(number: u8) -> Upload {
         let kind = if number.is_multiple_of(2) { ObjectKind::Cas } else { ObjectKind::Action };
-        Upload { kind, digest: Digest { hash: Hash([number; 32]), size: 1 } }
+        Upload { kind, digest: Digest { hash: Hash([number; 32]), size: 1 }, scope: Scope::default() }
     }
 
     /// Goal: what was handed in is forgotten only when done or counted as lost, runs once at a time, and every bound
@@ -263,7 +266,7 @@ mod tests {
                 match random.below(8) {
                     0..=2 => {
                         let new = upload(random.below(40) as u8);
-                        match queue.push(new) {
+                        match queue.push(new.clone()) {
                             Pushed::Ready | Pushed::Owed => assert!(unfinished.insert(new), "seed {seed}"),
                             Pushed::Coalesced => assert!(unfinished.contains(&new), "seed {seed}"),
                             Pushed::Refused => assert!(!unfinished.contains(&new), "seed {seed}"),
@@ -278,7 +281,7 @@ mod tests {
                     5 if !running.is_empty() => {
                         let ended = running.swap_remove(random.below(running.len() as u64) as usize);
                         let end = if random.below(2) == 0 { End::Done } else { End::Owed };
-                        match queue.finish(ended, end) {
+                        match queue.finish(ended.clone(), end) {
                             Ended::Forgotten => assert!(end == End::Done && unfinished.remove(&ended)),
                             Ended::Lost => assert!(end == End::Owed && unfinished.remove(&ended)),
                             Ended::ReadyAgain | Ended::Owed => {}
@@ -325,12 +328,12 @@ mod tests {
         let mut queue = UploadQueue::new(QueueLimits { queued: 4, owed: 4, running: 2 });
         assert_eq!((queue.push(upload(1)), queue.push(upload(1))), (Pushed::Ready, Pushed::Coalesced));
         let started = queue.start().expect("one is ready");
-        assert_eq!((queue.start(), queue.push(started)), (None, Pushed::Coalesced));
+        assert_eq!((queue.start(), queue.push(started.clone())), (None, Pushed::Coalesced));
         assert_eq!(queue.finish(started, End::Done), Ended::ReadyAgain);
         let started = queue.start().expect("it is ready again");
-        assert_eq!(queue.finish(started, End::Owed), Ended::Owed);
+        assert_eq!(queue.finish(started.clone(), End::Owed), Ended::Owed);
         assert_eq!((queue.start(), queue.retry_owed()), (None, 1));
-        assert_eq!(queue.start(), Some(started));
+        assert_eq!(queue.start(), Some(started.clone()));
         assert_eq!((queue.finish(started, End::Done), queue.is_empty()), (Ended::Forgotten, true));
     }
 }

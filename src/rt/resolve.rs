@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::channel;
 
-/// Lookups of the process that may run at a time. Why: each has a thread, and a resolver that hangs keeps it.
-const LOOKUPS_MAX: usize = 32;
+/// Lookups of the process that may run at a time. Why: each has a thread, and a resolver that hangs keeps it. Why so many:
+/// every core looks up every name by itself, one at a time, and what hangs for one must leave room for the others.
+const LOOKUPS_MAX: usize = 1024;
 
 static LOOKUPS: AtomicUsize = AtomicUsize::new(0);
 

@@ -232,7 +232,7 @@ fn put_read_item(
             head.field(2, pieces_len(&pieces));
             pieces
         }
-        Err(Status { code, mut message }) => {
+        Err(Status { code, mut message, info: _ }) => {
             // Headers of the text, and of longer messages around it.
             const HEADERS_LEN: usize = 4;
             let room = texts_len.saturating_sub(HEADERS_LEN).min(READ_ITEM_TEXT_LEN_MAX);

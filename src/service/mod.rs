@@ -30,6 +30,7 @@ pub use status::{Code, Status};
 
 use crate::pure::digest::Digest;
 use crate::pure::roles::Role;
+use crate::pure::scope::Scope;
 use crate::store::Store;
 use crate::store::complete::Complete;
 use crate::store::empty::Empty;
@@ -87,6 +88,11 @@ impl<S: Store> Services<S> {
     pub fn new(store: S, options: Rc<Options>, health: Health) -> Self {
         let store = Complete::new(Empty(store));
         Self { store: Measured::new(store), options, health }
+    }
+
+    /// The same services, for the blobs of `scope`.
+    pub fn scoped(&self, scope: &Scope) -> Self {
+        Self { store: self.store.scoped(scope), options: self.options.clone(), health: self.health.clone() }
     }
 }
 

@@ -60,7 +60,7 @@ impl From<StoreError> for Refusal {
 /// For what the HTTP cache shares with gRPC.
 impl From<Status> for Refusal {
     fn from(status: Status) -> Self {
-        let Status { code, message } = status;
+        let Status { code, message, info: _ } = status;
         match code {
             Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists => Self::new(400, message),
             Code::NotFound => Self::new(404, message),

@@ -1,7 +1,13 @@
 //! gRPC statuses, and the one place where store errors become statuses.
 
+use std::collections::BTreeMap;
+
+use prost::Message as _;
+
 use crate::access::Denial;
 use crate::store::StoreError;
+use crate::wire::google::protobuf::Any;
+use crate::wire::rpc;
 
 /// gRPC status codes. Source: `google.rpc.Code`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -56,11 +62,32 @@ pub struct Status {
     pub code: Code,
     /// Names the field and the limit, for a person.
     pub message: String,
+    /// For a program, where one looks for it.
+    pub info: Option<ErrorInfo>,
+}
+
+/// What `google.rpc.ErrorInfo` says, with one entry of metadata, `cause`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ErrorInfo {
+    pub domain: &'static str,
+    pub reason: &'static str,
+    pub cause: &'static str,
+}
+
+/// `google.rpc.ErrorInfo`, as far as it is used here.
+#[derive(Clone, PartialEq, prost::Message)]
+struct ErrorInfoMessage {
+    #[prost(string, tag = "1")]
+    reason: String,
+    #[prost(string, tag = "2")]
+    domain: String,
+    #[prost(btree_map = "string, string", tag = "3")]
+    metadata: BTreeMap<String, String>,
 }
 
 impl Status {
     pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self { code, message: message.into(), info: None }
     }
 
     pub fn invalid(message: impl Into<String>) -> Self {
@@ -69,6 +96,19 @@ impl Status {
 
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(Code::NotFound, message)
+    }
+
+    /// The serialized `google.rpc.Status` with what a program looks for; `None` when there is nothing of that kind.
+    ///
+    /// Source: grpc-go, `status.WithDetails`, whose trailer is `grpc-status-details-bin`.
+    pub fn details(&self) -> Option<Vec<u8>> {
+        let ErrorInfo { domain, reason, cause } = self.info?;
+        let metadata = BTreeMap::from([("cause".to_owned(), cause.to_owned())]);
+        let info = ErrorInfoMessage { reason: reason.into(), domain: domain.into(), metadata };
+        let type_url = "type.googleapis.com/google.rpc.ErrorInfo".to_owned();
+        let details = vec![Any { type_url, value: info.encode_to_vec().into() }];
+        let status = rpc::Status { code: self.code as i32, message: self.message.clone(), details };
+        Some(status.encode_to_vec())
     }
 }
 

@@ -156,7 +156,7 @@ impl Disk {
             let record = self.0.fetch(&shard, word, len, whole).await;
             let kind = if large.is_some() { RecordKind::Large } else { RecordKind::Small };
             let wanted = |header: &Header| {
-                let fits = header.key.kind == key.kind && (key.kind == Kind::Action || header.key.size == key.size);
+                let fits = header.key.kind == key.kind && (key.kind.is_action() || header.key.size == key.size);
                 header.kind == kind && header.key.hash == key.hash && fits
             };
             match (record, large) {

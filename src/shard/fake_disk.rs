@@ -74,7 +74,7 @@ impl FakeDisk {
 
 /// Actions are found by hash alone.
 fn name(key: &Key) -> Key {
-    Key { size: if key.kind == Kind::Action { 0 } else { key.size }, ..*key }
+    Key { size: if key.kind.is_action() { 0 } else { key.size }, ..*key }
 }
 
 impl BlobDisk for FakeDisk {

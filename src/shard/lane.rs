@@ -1,7 +1,8 @@
 //! The ways from one core to the others, one bounded queue into each.
 
-use super::protocol::Request;
+use super::protocol::{Asked, Request};
 use crate::metrics::Counter;
+use crate::pure::scope::Scope;
 use crate::rt::channel::{self, Reply, ReplyTo, Sender};
 use crate::rt::local::{Event, Local};
 use crate::store::StoreError;
@@ -11,29 +12,34 @@ use crate::store::StoreError;
 /// Why not a clone of the sender for each request: every clone adds a place to the queue, which would then have no bound.
 pub(super) struct Lane {
     /// `None` while somebody waits for room with it, and in the lane of this core, which nobody takes.
-    sender: Local<Option<Sender<Request>>>,
+    sender: Local<Option<Sender<Asked>>>,
     returned: Event,
     /// Requests sent.
     pub posted: Counter,
 }
 
 impl Lane {
-    pub fn new(sender: Option<Sender<Request>>) -> Self {
+    pub fn new(sender: Option<Sender<Asked>>) -> Self {
         Self { sender: Local::new(sender), returned: Event::default(), posted: Counter::default() }
     }
 
     /// Sends a request and waits for its answer.
     pub async fn ask<T: Send>(
         &self,
+        scope: &Scope,
         request: impl FnOnce(ReplyTo<Result<T, StoreError>>) -> Request,
     ) -> Result<T, StoreError> {
-        self.post(request).await?.recv().await.map_err(|_| StoreError::Stopping)?
+        self.post(scope, request).await?.recv().await.map_err(|_| StoreError::Stopping)?
     }
 
     /// Sends a request and returns where its answer will come.
-    pub async fn post<T: Send>(&self, request: impl FnOnce(ReplyTo<T>) -> Request) -> Result<Reply<T>, StoreError> {
+    pub async fn post<T: Send>(
+        &self,
+        scope: &Scope,
+        request: impl FnOnce(ReplyTo<T>) -> Request,
+    ) -> Result<Reply<T>, StoreError> {
         let (reply_to, reply) = channel::reply();
-        let request = request(reply_to);
+        let request = Asked { scope: scope.clone(), request: request(reply_to) };
         let refused = self.sender.with(|sender| match sender {
             Some(sender) => sender.try_send(request).err(),
             None => Some(request),
@@ -47,6 +53,7 @@ impl Lane {
 
     /// Sends a message that has no answer, unless the queue is full or the other core is gone.
     pub fn try_send(&self, request: Request) -> Result<(), Unsent> {
+        let request = Asked { scope: Scope::default(), request };
         let refused = self.sender.with(|sender| match sender {
             Some(sender) => sender.try_send(request).map_err(|_| sender.is_closed()),
             None => Err(false),
@@ -55,7 +62,7 @@ impl Lane {
     }
 
     #[cold]
-    async fn wait_and_send(&self, request: Request) -> Result<(), StoreError> {
+    async fn wait_and_send(&self, request: Asked) -> Result<(), StoreError> {
         let mut turn = loop {
             let returned = self.returned.wait();
             match self.sender.with(Option::take) {
@@ -71,7 +78,7 @@ impl Lane {
 /// Holds a lane's sender; gives it back when dropped, sent or not.
 struct Turn<'a> {
     lane: &'a Lane,
-    sender: Option<Sender<Request>>,
+    sender: Option<Sender<Asked>>,
 }
 
 impl Drop for Turn<'_> {

@@ -12,6 +12,7 @@ mod disk_tests;
 mod engine;
 #[cfg(test)]
 mod fault_tests;
+mod fences;
 pub mod geometry;
 mod lane;
 mod large;

@@ -7,10 +7,17 @@ use bytes::Bytes;
 use super::upload::UploadHandle;
 use crate::pure::admission;
 use crate::pure::digest::{Digest, Hash};
+use crate::pure::scope::Scope;
 use crate::rt::channel::ReplyTo;
 use crate::store::{
     ActionEntry, ActionKey, Blob, Get, Opened, Put, PutOutcome, StoreError, UploadEnd, UploadKey, UploadStatus, Wanted,
 };
+
+/// A request, and whose blobs it is about.
+pub struct Asked {
+    pub scope: Scope,
+    pub request: Request,
+}
 
 /// A request to the owner of what it names.
 pub enum Request {

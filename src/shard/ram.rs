@@ -96,7 +96,7 @@ impl RamTier {
     /// The record, if it is here. Marks it as used.
     pub fn get(&mut self, key: &Key) -> Option<Record> {
         let slot = self.by_name.get(&key.into()).and_then(|&at| self.slots[at as usize].as_mut());
-        let fits = |slot: &&mut Slot| key.kind == Kind::Action || slot.record.key_size == key.size;
+        let fits = |slot: &&mut Slot| key.kind.is_action() || slot.record.key_size == key.size;
         let Some(slot) = slot.filter(fits) else {
             self.misses += 1;
             return None;

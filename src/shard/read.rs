@@ -6,7 +6,7 @@ use super::blob_disk::{BlobDisk, FrameReader};
 use super::codec::{wrap_raw, wrapped_len};
 use super::disk::{Codec, DiskError};
 use super::ram::Record;
-use super::worker::{Worker, cas_key, store_error};
+use super::worker::{Worker, store_error};
 use crate::limits::{FRAME_LEN, READ_AHEAD_FRAMES};
 use crate::pure::digest::Digest;
 use crate::rt::channel::{self, Sender};
@@ -21,7 +21,7 @@ impl<D: BlobDisk> Worker<D> {
         match self.piece(frame, span.start as usize..span.end as usize, encoding) {
             Ok(data) => Ok(Some(Blob::Whole { data, encoding })),
             Err(DiskError::Damaged) => {
-                self.forget_damaged(&cas_key(&get.digest));
+                self.forget_damaged(&self.cas_key(&get.digest));
                 Ok(None)
             }
             Err(error) => Err(store_error(error, get.digest)),
@@ -175,7 +175,7 @@ impl<D: BlobDisk> Reader<D> {
             let is_transcoded = codec == Codec::Zstd && self.encoding == Encoding::Identity;
             let piece = self.worker.piece(Frame { codec, stored, raw_len }, range, self.encoding);
             if piece == Err(DiskError::Damaged) {
-                self.worker.forget_damaged(&cas_key(&self.digest));
+                self.worker.forget_damaged(&self.worker.cas_key(&self.digest));
             }
             pieces.push(piece?);
             self.next += 1;

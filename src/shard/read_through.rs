@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rustc_hash::FxHashMap;
@@ -27,7 +27,7 @@ use crate::rt::channel::{self, Sender};
 use crate::rt::local::{Event, Local, Permits};
 use crate::store::{Accept, ActionEntry, ActionKey, Blob, BlobStream, Encoding, Get, StoreError, Wanted};
 
-/// The flights of one core.
+/// The flights of one core from one backend.
 pub(super) struct Flights {
     by_name: Local<FxHashMap<Upload, Rc<Flight>>>,
     permits: Permits,
@@ -160,15 +160,20 @@ enum Landing {
 
 impl<D: BlobDisk> Worker<D> {
     /// Whether a blob that is not here may be asked for elsewhere.
+    ///
+    /// Why the breaker is asked before anybody waits: while it is open a miss costs nothing, and no task's turn.
     pub(super) fn reads_through(&self, digest: &Digest) -> bool {
-        self.backend().is_some_and(|backend| digest.size <= backend.settings().max_proxy_blob_size)
+        let fits = |backend: &&Backend| digest.size <= backend.settings().max_proxy_blob_size;
+        self.backend().filter(fits).is_some_and(Backend::takes_reads)
     }
 
-    /// A blob that is not here, from the backend. `None` is a miss.
+    /// Whether an action that is not here may be asked for elsewhere.
+    pub(super) fn reads_actions_through(&self) -> bool {
+        self.backend().is_some_and(Backend::takes_reads)
+    }
+
+    /// A blob that is not here and that `reads_through` allows, from the backend. `None` is a miss.
     pub(super) async fn get_there(&self, get: Get) -> Result<Option<Blob>, StoreError> {
-        if !self.reads_through(&get.digest) {
-            return Ok(None);
-        }
         match self.await_blob(get.digest).await {
             None => Ok(None),
             Some((Phase::Asking | Phase::Missed | Phase::Failed, _)) => Ok(None),
@@ -179,8 +184,9 @@ impl<D: BlobDisk> Worker<D> {
 
     /// Waits until a blob can be followed, if it is a large one, or else until its flight has ended.
     async fn await_blob(&self, digest: Digest) -> Option<(Phase, Rc<Flight>)> {
-        let _waiting = self.flights().wait()?;
-        let flight = self.board(Upload { kind: ObjectKind::Cas, digest })?;
+        let (_, flights) = self.backend_and_flights()?;
+        let _waiting = flights.wait()?;
+        let flight = self.board(self.name(ObjectKind::Cas, digest))?;
         let follows = !is_small(&digest);
         let wanted = |phase| match phase {
             Phase::Asking => false,
@@ -192,9 +198,10 @@ impl<D: BlobDisk> Worker<D> {
 
     /// Waits until an action's flight has ended.
     async fn await_action(&self, key: ActionKey) -> Option<Phase> {
-        let _waiting = self.flights().wait()?;
+        let (_, flights) = self.backend_and_flights()?;
+        let _waiting = flights.wait()?;
         let digest = Digest { hash: key.hash, size: key.size.unwrap_or(0) };
-        let flight = self.board(Upload { kind: ObjectKind::Action, digest })?;
+        let flight = self.board(self.name(ObjectKind::Action, digest))?;
         Some(flight.answered(|phase| !matches!(phase, Phase::Asking | Phase::Streaming)).await)
     }
 
@@ -204,17 +211,14 @@ impl<D: BlobDisk> Worker<D> {
             Wanted::Blob(digest) if self.has_blob(&digest).await => return true,
             Wanted::Blob(digest) if !self.reads_through(&digest) => return false,
             Wanted::Blob(digest) => self.await_blob(digest).await.map(|(phase, _)| phase),
-            Wanted::Action(_) if self.backend().is_none() => return false,
+            Wanted::Action(_) if !self.reads_actions_through() => return false,
             Wanted::Action(key) => self.await_action(key).await,
         };
         matches!(phase, Some(Phase::Streaming | Phase::Landed))
     }
 
-    /// An action that is not here, from the backend. `None` is a miss.
+    /// An action that is not here, from a backend that takes reads. `None` is a miss.
     pub(super) async fn action_there(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
-        if self.backend().is_none() {
-            return Ok(None);
-        }
         match self.await_action(key).await {
             Some(Phase::Landed) => self.action_here(key).await,
             None | Some(Phase::Asking | Phase::Streaming | Phase::Missed | Phase::Failed) => Ok(None),
@@ -223,34 +227,35 @@ impl<D: BlobDisk> Worker<D> {
 
     /// Of the blobs that are missing here, those that the backend has are not missing.
     pub(super) async fn find_there(&self, digests: &[Digest], missing: &mut [bool]) {
-        let Some(backend) = self.backend() else { return };
-        let Some(_waiting) = self.flights().wait() else { return };
+        let Some((backend, flights)) = self.backend_and_flights() else { return };
+        let Some(_waiting) = flights.wait() else { return };
         let places: Vec<usize> = (0..digests.len()).filter(|&at| missing[at]).collect();
         if places.is_empty() {
             return;
         }
         let asked: Vec<Digest> = places.iter().map(|&at| digests[at]).collect();
-        for (at, present) in places.into_iter().zip(backend.present(&asked).await) {
+        for (at, present) in places.into_iter().zip(backend.present(&asked, self.scope()).await) {
             missing[at] = !present;
         }
     }
 
     /// The flight of `name`: the one that is on its way, or a new one. `None` when there are too many.
     fn board(&self, name: Upload) -> Option<Rc<Flight>> {
-        let flights = self.flights();
+        let (_, flights) = self.backend_and_flights()?;
         let (flight, is_new) = flights.by_name.with(|by_name| {
             if let Some(flight) = by_name.get(&name) {
                 return Some((flight.clone(), false));
             }
             let flight = (by_name.len() < FLIGHTS_MAX).then(|| Rc::new(Flight::new()))?;
-            by_name.insert(name, flight.clone());
+            by_name.insert(name.clone(), flight.clone());
             Some((flight, true))
         })?;
         if is_new {
-            let (worker, flight) = (self.clone(), flight.clone());
+            let (worker, flight, flown) = (self.clone(), flight.clone(), name.clone());
+            let deadline = rt::time::now() + HEAD_TIME;
             let begun = self.gate().spawn(async move {
                 let _busy = rt::busy();
-                worker.fly(name, &flight).await;
+                worker.fly(flown, &flight, deadline).await;
             });
             if !begun {
                 flights.by_name.with(|by_name| by_name.remove(&name));
@@ -260,16 +265,16 @@ impl<D: BlobDisk> Worker<D> {
         Some(flight)
     }
 
-    async fn fly(&self, name: Upload, flight: &Rc<Flight>) {
-        let backend = self.backend().expect("only with a backend is there a flight");
+    /// `deadline` is that of the answer's head, so that nobody waits longer for a backend that gives none: also not for
+    /// those who asked it earlier.
+    async fn fly(&self, name: Upload, flight: &Rc<Flight>, deadline: Instant) {
+        let (backend, flights) = self.backend_and_flights().expect("only with a backend is there a flight");
         let flown = Box::pin(async {
-            // Whoever boarded has given up by then.
-            let Ok(_permit) = rt::time::timeout(HEAD_TIME, self.flights().permits.take()).await else {
-                return Landing::Missed;
-            };
+            let turn = rt::time::race(flights.permits.take(), rt::time::deadline(deadline)).await;
+            let rt::time::Either::Left(_permit) = turn else { return Landing::Missed };
             match name.kind {
-                ObjectKind::Cas => self.fly_blob(backend, name.digest, flight).await,
-                ObjectKind::Action => self.fly_action(backend, name.digest, flight).await,
+                ObjectKind::Cas => self.fly_blob(backend, &name, flight, deadline).await,
+                ObjectKind::Action => self.fly_action(backend, &name, flight, deadline).await,
             }
         });
         let landing = match rt::time::race(flown, backend.stopped()).await {
@@ -281,7 +286,7 @@ impl<D: BlobDisk> Worker<D> {
             Landing::Missed => Phase::Missed,
             Landing::Broken => Phase::Failed,
             Landing::Wrong(detail) => {
-                backend.found_wrong(name.kind, &name.digest, &detail);
+                backend.found_wrong(&name, &detail);
                 Phase::Failed
             }
             Landing::NotStored(error) => {
@@ -290,12 +295,13 @@ impl<D: BlobDisk> Worker<D> {
             }
         };
         // Why first: who comes from now on finds it in the cache, or asks anew.
-        self.flights().by_name.with(|by_name| by_name.remove(&name));
+        flights.by_name.with(|by_name| by_name.remove(&name));
         flight.enter(phase);
     }
 
-    async fn fly_blob(&self, backend: &Backend, digest: Digest, flight: &Flight) -> Landing {
-        let Some(mut body) = backend.fetch(ObjectKind::Cas, &digest.hash).await else { return Landing::Missed };
+    async fn fly_blob(&self, backend: &Backend, name: &Upload, flight: &Flight, deadline: Instant) -> Landing {
+        let digest = name.digest;
+        let Some(mut body) = backend.fetch(name, deadline).await else { return Landing::Missed };
         let format = backend.settings().format;
         if let Some(len) = body.content_length().filter(|&len| format == ObjectFormat::Raw && len != digest.size) {
             return Landing::Wrong(format!("it has {len} bytes"));
@@ -340,8 +346,9 @@ impl<D: BlobDisk> Worker<D> {
         }
     }
 
-    async fn fly_action(&self, backend: &Backend, digest: Digest, flight: &Flight) -> Landing {
-        let Some(mut body) = backend.fetch(ObjectKind::Action, &digest.hash).await else { return Landing::Missed };
+    async fn fly_action(&self, backend: &Backend, name: &Upload, flight: &Flight, deadline: Instant) -> Landing {
+        let digest = name.digest;
+        let Some(mut body) = backend.fetch(name, deadline).await else { return Landing::Missed };
         flight.enter(Phase::Streaming);
         let mut data = Vec::new();
         loop {

@@ -6,13 +6,14 @@ use bytes::Bytes;
 
 use super::blob_disk::BlobDisk;
 use super::lane::Lane;
-use super::protocol::Request;
+use super::protocol::{Asked, Request};
 use super::upload::UploadHandle;
 use super::worker::Worker;
 use crate::limits::{ROUTER_QUEUE_LEN, ROUTER_REQUESTS_MAX};
 use crate::metrics::{Counter, Metric, Snapshot};
 use crate::pure::batch;
 use crate::pure::digest::{Digest, Hash};
+use crate::pure::scope::Scope;
 use crate::pure::shard_map::{CoreId, ShardMap};
 use crate::rt;
 use crate::rt::channel::{self, Receiver, Reply, Sender};
@@ -26,8 +27,8 @@ use crate::store::{
 /// One core's end of the mesh, made before the cores start and handed to its core.
 pub struct RouterPort {
     core: usize,
-    peers: Vec<Sender<Request>>,
-    inbox: Receiver<Request>,
+    peers: Vec<Sender<Asked>>,
+    inbox: Receiver<Asked>,
 }
 
 /// Connects `core_count` cores: one bounded queue for each, with a sender for every other. In the order of the cores.
@@ -48,17 +49,20 @@ impl RouterPort {
         worker.write_gate().connect(&lanes);
         let received = Rc::new(Counter::default());
         rt::spawn(serve(worker.clone(), self.inbox, received.clone()));
-        Router(Rc::new(Inner { here: CoreId(self.core as u16), map, worker, lanes, received }))
+        let inner = Inner { here: CoreId(self.core as u16), map, lanes, received };
+        Router { inner: Rc::new(inner), worker }
     }
 }
 
-/// The store as one core sees it. Cheap to clone; core-local.
-pub struct Router<D: BlobDisk>(Rc<Inner<D>>);
+/// The store as one core sees it, for the blobs of its worker's scope. Cheap to clone; core-local.
+pub struct Router<D: BlobDisk> {
+    inner: Rc<Inner>,
+    worker: Worker<D>,
+}
 
-struct Inner<D: BlobDisk> {
+struct Inner {
     here: CoreId,
     map: ShardMap,
-    worker: Worker<D>,
     /// By core; this core's own is not used.
     lanes: Rc<[Lane]>,
     /// Requests taken from this core's queue.
@@ -67,37 +71,37 @@ struct Inner<D: BlobDisk> {
 
 impl<D: BlobDisk> Clone for Router<D> {
     fn clone(&self) -> Self {
-        Self(self.0.clone())
+        Self { inner: self.inner.clone(), worker: self.worker.clone() }
     }
 }
 
 impl<D: BlobDisk> Router<D> {
     /// This core's worker.
     pub fn worker(&self) -> &Worker<D> {
-        &self.0.worker
+        &self.worker
     }
 
     /// Adds what this core sent to others and took from them.
     pub fn report(&self, into: &mut Snapshot) {
-        let here = usize::from(self.0.here.0);
-        for (core, lane) in self.0.lanes.iter().enumerate() {
+        let here = usize::from(self.inner.here.0);
+        for (core, lane) in self.inner.lanes.iter().enumerate() {
             into.add_core(Metric::CoreMessages, here, &lane.posted);
             // Why so: what all have sent to a core less what it took is what waits for it.
             into.add_core(Metric::CoreMessagesWaiting, core, &lane.posted);
         }
-        into.add_core(Metric::CoreMessagesWaiting, here, -(self.0.received.get() as f64));
-        self.0.worker.report(here, into);
+        into.add_core(Metric::CoreMessagesWaiting, here, -(self.inner.received.get() as f64));
+        self.worker.report(here, into);
     }
 
     /// The lane to the owner of `hash`; `None` when that is this core.
     fn lane(&self, hash: &Hash) -> Option<&Lane> {
-        let owner = self.0.map.core_of_hash(hash);
-        (owner != self.0.here).then(|| &self.0.lanes[usize::from(owner.0)])
+        let owner = self.inner.map.core_of_hash(hash);
+        (owner != self.inner.here).then(|| &self.inner.lanes[usize::from(owner.0)])
     }
 
     /// Asks every core for its part of the batch, this one while the others work.
     async fn find_missing_split(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
-        let inner = &*self.0;
+        let inner = &*self.inner;
         let owner = |digest: &Digest| usize::from(inner.map.core_of_hash(&digest.hash).0);
         let (order, mut parts) = batch::split(digests, inner.lanes.len(), owner);
         let local = std::mem::take(&mut parts[usize::from(inner.here.0)]);
@@ -105,11 +109,11 @@ impl<D: BlobDisk> Router<D> {
         for (lane, digests) in inner.lanes.iter().zip(parts) {
             replies.push(match digests.is_empty() {
                 true => None,
-                false => Some(lane.post(|reply| Request::FindMissing { digests, reply }).await?),
+                false => Some(lane.post(self.worker.scope(), |reply| Request::FindMissing { digests, reply }).await?),
             });
         }
         let mut answers = vec![Vec::new(); replies.len()];
-        answers[usize::from(inner.here.0)] = inner.worker.find_missing(&local).await;
+        answers[usize::from(inner.here.0)] = self.worker.find_missing(&local).await;
         for (answer, reply) in answers.iter_mut().zip(replies) {
             if let Some(reply) = reply {
                 *answer = reply.recv().await.map_err(|_| StoreError::Stopping)?;
@@ -122,31 +126,35 @@ impl<D: BlobDisk> Router<D> {
 impl<D: BlobDisk> Store for Router<D> {
     type Upload = UploadHandle;
 
+    fn scoped(&self, scope: &Scope) -> Self {
+        Self { inner: self.inner.clone(), worker: self.worker.scoped(scope.clone()) }
+    }
+
     async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
-        if digests.iter().all(|digest| self.0.map.core_of_hash(&digest.hash) == self.0.here) {
-            return Ok(self.0.worker.find_missing(&digests).await);
+        if digests.iter().all(|digest| self.inner.map.core_of_hash(&digest.hash) == self.inner.here) {
+            return Ok(self.worker.find_missing(&digests).await);
         }
         self.find_missing_split(digests).await
     }
 
     async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError> {
         match self.lane(&hash) {
-            None => self.0.worker.size_of(hash).await,
-            Some(lane) => lane.ask(|reply| Request::SizeOf { hash, reply }).await,
+            None => self.worker.size_of(hash).await,
+            Some(lane) => lane.ask(self.worker.scope(), |reply| Request::SizeOf { hash, reply }).await,
         }
     }
 
     async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {
         match self.lane(&get.digest.hash) {
-            None => self.0.worker.get(get).await,
-            Some(lane) => lane.ask(|reply| Request::Get { get, only_here: false, reply }).await,
+            None => self.worker.get(get).await,
+            Some(lane) => lane.ask(self.worker.scope(), |reply| Request::Get { get, only_here: false, reply }).await,
         }
     }
 
     async fn get_here(&self, get: Get) -> Result<Option<Blob>, StoreError> {
         match self.lane(&get.digest.hash) {
-            None => self.0.worker.get_here(get).await,
-            Some(lane) => lane.ask(|reply| Request::Get { get, only_here: true, reply }).await,
+            None => self.worker.get_here(get).await,
+            Some(lane) => lane.ask(self.worker.scope(), |reply| Request::Get { get, only_here: true, reply }).await,
         }
     }
 
@@ -156,13 +164,13 @@ impl<D: BlobDisk> Store for Router<D> {
             Wanted::Action(key) => key.hash,
         };
         // Why first: most servers have no backend, and need no message to know that.
-        if self.0.worker.backend().is_none() {
+        if self.worker.backend().is_none() {
             return Ok(false);
         }
         match self.lane(&hash) {
-            None => Ok(self.0.worker.fetch(wanted).await),
+            None => Ok(self.worker.fetch(wanted).await),
             Some(lane) => {
-                let reply = lane.post(|reply| Request::Fetch { wanted, reply }).await?;
+                let reply = lane.post(self.worker.scope(), |reply| Request::Fetch { wanted, reply }).await?;
                 reply.recv().await.map_err(|_| StoreError::Stopping)
             }
         }
@@ -170,65 +178,69 @@ impl<D: BlobDisk> Store for Router<D> {
 
     async fn put(&self, put: Put) -> Result<PutOutcome, StoreError> {
         match self.lane(&put.digest.hash) {
-            None => self.0.worker.put(put).await,
-            Some(lane) => lane.ask(|reply| Request::Put { put, reply }).await,
+            None => self.worker.put(put).await,
+            Some(lane) => lane.ask(self.worker.scope(), |reply| Request::Put { put, reply }).await,
         }
     }
 
     async fn open_upload(&self, key: UploadKey, write_offset: u64) -> Result<Opened<UploadHandle>, StoreError> {
         match self.lane(&key.digest.hash) {
-            None => self.0.worker.open_upload(key, write_offset).await,
-            Some(lane) => lane.ask(|reply| Request::OpenUpload { key, write_offset, reply }).await,
+            None => self.worker.open_upload(key, write_offset).await,
+            Some(lane) => lane.ask(self.worker.scope(), |reply| Request::OpenUpload { key, write_offset, reply }).await,
         }
     }
 
     async fn upload_status(&self, key: UploadKey) -> Result<UploadStatus, StoreError> {
         match self.lane(&key.digest.hash) {
-            None => self.0.worker.upload_status(&key).await,
-            Some(lane) => lane.ask(|reply| Request::UploadStatus { key, reply }).await,
+            None => self.worker.upload_status(&key).await,
+            Some(lane) => lane.ask(self.worker.scope(), |reply| Request::UploadStatus { key, reply }).await,
         }
     }
 
     async fn action_get(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
         match self.lane(&key.hash) {
-            None => self.0.worker.action_get(key).await,
-            Some(lane) => lane.ask(|reply| Request::ActionGet { key, only_here: false, reply }).await,
+            None => self.worker.action_get(key).await,
+            Some(lane) => {
+                lane.ask(self.worker.scope(), |reply| Request::ActionGet { key, only_here: false, reply }).await
+            }
         }
     }
 
     async fn action_get_here(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
         match self.lane(&key.hash) {
-            None => self.0.worker.action_here(key).await,
-            Some(lane) => lane.ask(|reply| Request::ActionGet { key, only_here: true, reply }).await,
+            None => self.worker.action_here(key).await,
+            Some(lane) => {
+                lane.ask(self.worker.scope(), |reply| Request::ActionGet { key, only_here: true, reply }).await
+            }
         }
     }
 
     async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError> {
         match self.lane(&key.hash) {
-            None => self.0.worker.action_put(key, data).await,
-            Some(lane) => lane.ask(|reply| Request::ActionPut { key, data, reply }).await,
+            None => self.worker.action_put(key, data).await,
+            Some(lane) => lane.ask(self.worker.scope(), |reply| Request::ActionPut { key, data, reply }).await,
         }
     }
 
     async fn action_drop(&self, key: ActionKey, version: u64) -> Result<(), StoreError> {
         match self.lane(&key.hash) {
-            None => self.0.worker.action_drop(key, version).await,
-            Some(lane) => lane.ask(|reply| Request::ActionDrop { key, version, reply }).await,
+            None => self.worker.action_drop(key, version).await,
+            Some(lane) => lane.ask(self.worker.scope(), |reply| Request::ActionDrop { key, version, reply }).await,
         }
     }
 }
 
 /// Answers the other cores until all of them are gone.
-async fn serve<D: BlobDisk>(worker: Worker<D>, mut inbox: Receiver<Request>, received: Rc<Counter>) {
+async fn serve<D: BlobDisk>(worker: Worker<D>, mut inbox: Receiver<Asked>, received: Rc<Counter>) {
     let running = Gate::default();
     let ended = Event::default();
-    while let Some(request) = inbox.recv().await {
+    while let Some(Asked { scope, request }) = inbox.recv().await {
         received.count();
         if let Request::Slots(message) = request {
             worker.receive_slots(message);
             continue;
         }
-        let (worker, ended_here) = (worker.clone(), ended.clone());
+        let (worker, ended_here) = (worker.scoped(scope), ended.clone());
         running.spawn(async move {
             let _busy = rt::busy();
             handle(worker, request).await;
@@ -279,7 +291,7 @@ async fn handle<D: BlobDisk>(worker: Worker<D>, request: Request) {
             worker.apart(async move { reply.send(elsewhere.fetch(wanted).await) });
         }
         Request::ActionGet { key, only_here, reply } => match worker.action_here(key).await {
-            Ok(None) if !only_here && worker.backend().is_some() => {
+            Ok(None) if !only_here && worker.reads_actions_through() => {
                 let elsewhere = worker.clone();
                 worker.apart(async move { reply.send(elsewhere.action_there(key).await) });
             }

@@ -6,7 +6,7 @@ use sha2::{Digest as _, Sha256};
 use super::blob_disk::{BlobDisk, FrameWriter};
 use super::codec::{DecodeError, Probe, StreamDecoder};
 use super::disk::Codec;
-use super::worker::{Worker, cas_key, store_error};
+use super::worker::{Worker, store_error};
 use crate::limits::{FRAME_LEN, SMALL_BLOB_LEN_MAX};
 use crate::pure::digest::{Digest, Hash};
 use crate::store::{Encoding, PutOutcome, StoreError};
@@ -87,7 +87,7 @@ impl<D: BlobDisk> Session<D> {
             return Err(StoreError::TooShort { expected: self.digest, actual });
         }
         check_hash(self.digest, self.sha.clone())?;
-        let key = cas_key(&self.digest);
+        let key = worker.cas_key(&self.digest);
         if worker.disk().contains(&key) {
             return Ok(PutOutcome::AlreadyPresent);
         }

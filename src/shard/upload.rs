@@ -14,7 +14,7 @@ use bytes::Bytes;
 use super::blob_disk::BlobDisk;
 use super::protocol::{UploadAck, UploadMessage};
 use super::session::{Session, decoder_for, is_small};
-use super::worker::{Admitted, Worker, cas_key};
+use super::worker::{Admitted, Worker};
 use super::write_gate::WriteGate;
 use crate::limits::{
     self, PARKED_DISK_MAX, PARKED_MEMORY_MAX, PARKED_UPLOADS_MAX, PARTIAL_UPLOAD_KEEP_MS, UPLOAD_MESSAGE_LEN,
@@ -538,7 +538,7 @@ impl<D: BlobDisk> Task<D> {
     }
 
     async fn consume(&mut self, data: Vec<Bytes>) -> UploadAck {
-        if self.worker.disk().contains(&cas_key(&self.key.digest)) {
+        if self.worker.disk().contains(&self.worker.cas_key(&self.key.digest)) {
             return Err(UploadEnd::AlreadyPresent);
         }
         self.session.write(&self.worker, &data).await.map_err(UploadEnd::Failed)?;

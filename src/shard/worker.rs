@@ -9,7 +9,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::blob_disk::{BlobDisk, Stored};
 use super::codec::{Codecs, StorageMode, StreamDecoder};
-use super::disk::{Codec, DiskError, Key, Kind};
+use super::disk::{Codec, DiskError, Key};
+use super::fences::Fences;
 use super::ram::{RamStats, RamTier, Record, own};
 use super::read_through::Flights;
 use super::session::{Session, check_hash, decode_error, decoder_for, is_small};
@@ -22,6 +23,7 @@ use crate::metrics::{Metric, Snapshot};
 use crate::pure::admission;
 use crate::pure::digest::{Digest, Hash};
 use crate::pure::memory_plan::Use;
+use crate::pure::scope::Scope;
 use crate::pure::upload_queue::{ObjectKind, Upload};
 use crate::rt;
 use crate::rt::gate::Gate;
@@ -73,8 +75,8 @@ pub struct WorkerStats {
     pub writes: WriteStats,
 }
 
-/// The worker of this core. Clones share it.
-pub struct Worker<D: BlobDisk>(Rc<Inner<D>>);
+/// The worker of this core, for the blobs of one scope. Clones share it, whatever their scope.
+pub struct Worker<D: BlobDisk>(Rc<Inner<D>>, Scope);
 
 struct Inner<D: BlobDisk> {
     disk: D,
@@ -87,7 +89,8 @@ struct Inner<D: BlobDisk> {
     /// Somebody waits at the gate, and a task looks after them.
     is_gate_kept: Cell<bool>,
     backends: Option<Backends>,
-    flights: Flights,
+    /// By backend, so that a sick one fills only its own.
+    flights: Vec<Flights>,
     /// Every upload and every stream of this worker.
     gate: Gate,
     /// Work since this core last reached the reactor, in bytes of hashing.
@@ -99,7 +102,7 @@ struct Inner<D: BlobDisk> {
 
 impl<D: BlobDisk> Clone for Worker<D> {
     fn clone(&self) -> Self {
-        Self(self.0.clone())
+        Self(self.0.clone(), self.1.clone())
     }
 }
 
@@ -110,7 +113,7 @@ impl<D: BlobDisk> Worker<D> {
 
     /// A worker that reads through to backends and writes behind.
     pub fn with_backends(disk: D, config: WorkerConfig, backends: Option<Backends>) -> Self {
-        let worker = Self(Rc::new(Inner {
+        let worker = Rc::new(Inner {
             disk,
             ram: Local::new(RamTier::new(config.ram_bytes)),
             fences: Fences::default(),
@@ -119,14 +122,18 @@ impl<D: BlobDisk> Worker<D> {
             uploads: Uploads::new(config.parked_bytes),
             write_gate: WriteGate::new(config.writes, config.core, config.cores),
             is_gate_kept: Cell::new(false),
-            flights: Flights::new(backends.as_ref().map_or(0, |backends| backends.settings().flights)),
+            flights: backends.as_ref().map_or_else(Vec::new, |backends| {
+                let settings = backends.settings();
+                settings.backends.iter().map(|_| Flights::new(settings.flights)).collect()
+            }),
             backends,
             gate: Gate::default(),
             spent: Cell::new(0),
             stored_blobs: Cell::new(0),
             stored_raw_bytes: Cell::new(0),
             already_present: Cell::new(0),
-        }));
+        });
+        let worker = Self(worker, Scope::default());
         let weak = Rc::downgrade(&worker.0);
         worker.0.disk.on_pressure(Box::new(move || {
             if let Some(inner) = weak.upgrade() {
@@ -134,6 +141,15 @@ impl<D: BlobDisk> Worker<D> {
             }
         }));
         worker
+    }
+
+    /// The same worker, for the blobs of `scope`.
+    pub fn scoped(&self, scope: Scope) -> Self {
+        Self(self.0.clone(), scope)
+    }
+
+    pub(super) fn scope(&self) -> &Scope {
+        &self.1
     }
 
     pub fn stats(&self) -> WorkerStats {
@@ -193,7 +209,7 @@ impl<D: BlobDisk> Worker<D> {
             }
             for digest in digests {
                 self.0.disk.ready(&digest.hash).await;
-                missing.push(!self.0.disk.contains(&cas_key(digest)));
+                missing.push(!self.0.disk.contains(&self.cas_key(digest)));
             }
         }
         missing
@@ -202,7 +218,7 @@ impl<D: BlobDisk> Worker<D> {
     /// Whether a blob is here; that counts as use.
     pub(super) async fn has_blob(&self, digest: &Digest) -> bool {
         self.0.disk.ready(&digest.hash).await;
-        self.0.disk.contains(&cas_key(digest))
+        self.0.disk.contains(&self.cas_key(digest))
     }
 
     /// The size of a blob that is known by its hash only.
@@ -220,14 +236,14 @@ impl<D: BlobDisk> Worker<D> {
     /// `None` is a miss, here and in the backend.
     pub async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {
         match self.get_here(get).await? {
-            None => self.get_there(get).await,
+            None if self.reads_through(&get.digest) => self.get_there(get).await,
             found => Ok(found),
         }
     }
 
     /// `None` is a miss here.
     pub(super) async fn get_here(&self, get: Get) -> Result<Option<Blob>, StoreError> {
-        let key = cas_key(&get.digest);
+        let key = self.cas_key(&get.digest);
         if let Some(record) = self.take_from_ram(&key) {
             return self.small_blob(&get, record);
         }
@@ -255,7 +271,7 @@ impl<D: BlobDisk> Worker<D> {
             false => decoder_for(self, put.digest, put.encoding).await?,
         };
         let _admitted = if put.admitted { None } else { Some(self.enter_write(len).await?) };
-        let intent = self.intend(Upload { kind: ObjectKind::Cas, digest: put.digest });
+        let intent = self.intend(self.name(ObjectKind::Cas, put.digest));
         let outcome = self.put_admitted(put, decoder).await;
         intent.settle(matches!(outcome, Ok(PutOutcome::Stored)));
         outcome
@@ -267,7 +283,7 @@ impl<D: BlobDisk> Worker<D> {
             session.write(self, &put.data).await?;
             return session.finish(self).await;
         }
-        let key = cas_key(&put.digest);
+        let key = self.cas_key(&put.digest);
         match put.encoding {
             Encoding::Identity => {
                 check_raw(&put.digest, &put.data)?;
@@ -291,7 +307,7 @@ impl<D: BlobDisk> Worker<D> {
             self.note_present();
             return Ok(Opened::AlreadyPresent);
         }
-        self.0.uploads.open(self, key, offset).await.map(Opened::Ready)
+        self.0.uploads.open(self, self.session(key), offset).await.map(Opened::Ready)
     }
 
     /// So many CAS writes may be in flight on all cores, and new ones wait for so long at most. Tell every core.
@@ -309,23 +325,23 @@ impl<D: BlobDisk> Worker<D> {
 
     pub async fn upload_status(&self, key: &UploadKey) -> Result<UploadStatus, StoreError> {
         self.0.disk.ready(&key.digest.hash).await;
-        if self.0.disk.contains(&cas_key(&key.digest)) {
+        if self.0.disk.contains(&self.cas_key(&key.digest)) {
             return Ok(UploadStatus { committed: key.digest.size, complete: true });
         }
-        Ok(UploadStatus { committed: self.0.uploads.report(key), complete: false })
+        Ok(UploadStatus { committed: self.0.uploads.report(&self.session(key.clone())), complete: false })
     }
 
     /// `None` is a miss, here and in the backend.
     pub async fn action_get(&self, action: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
         match self.action_here(action).await? {
-            None => self.action_there(action).await,
+            None if self.reads_actions_through() => self.action_there(action).await,
             found => Ok(found),
         }
     }
 
     /// `None` is a miss here.
     pub(super) async fn action_here(&self, action: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
-        let key = action_key(&action);
+        let key = self.action_key(&action);
         let found = match self.take_from_ram(&key) {
             Some(record) => Some(record),
             None => self.read_action(&key).await?,
@@ -337,7 +353,7 @@ impl<D: BlobDisk> Worker<D> {
     /// Stores or replaces. The backend gets it later.
     pub async fn action_put(&self, action: ActionKey, data: Bytes) -> Result<(), StoreError> {
         let digest = Digest { hash: action.hash, size: action.size.unwrap_or(0) };
-        let intent = self.intend(Upload { kind: ObjectKind::Action, digest });
+        let intent = self.intend(self.name(ObjectKind::Action, digest));
         let stored = self.action_put_here(action, data).await;
         intent.settle(stored.is_ok());
         stored
@@ -345,7 +361,7 @@ impl<D: BlobDisk> Worker<D> {
 
     /// Stores or replaces.
     pub(super) async fn action_put_here(&self, action: ActionKey, data: Bytes) -> Result<(), StoreError> {
-        let key = action_key(&action);
+        let key = self.action_key(&action);
         self.0.disk.ready(&key.hash).await;
         let fence = self.0.fences.change(&key);
         self.0.ram.with(|ram| ram.remove(&key));
@@ -368,7 +384,7 @@ impl<D: BlobDisk> Worker<D> {
 
     /// Drops the entry if it is still this version.
     pub async fn action_drop(&self, action: ActionKey, version: u64) -> Result<(), StoreError> {
-        let key = action_key(&action);
+        let key = self.action_key(&action);
         self.0.disk.ready(&key.hash).await;
         self.0.fences.change(&key);
         self.0.ram.with(|ram| ram.remove(&key));
@@ -399,7 +415,7 @@ impl<D: BlobDisk> Worker<D> {
             return Err(StoreError::BlobTooLarge { digest: *digest, max });
         }
         self.0.disk.ready(&digest.hash).await;
-        Ok(self.0.disk.contains(&cas_key(digest)))
+        Ok(self.0.disk.contains(&self.cas_key(digest)))
     }
 
     /// Runs what waits for a backend, outside of the bound on requests: nobody else must wait for that.
@@ -452,13 +468,38 @@ impl<D: BlobDisk> Worker<D> {
         &self.0.uploads
     }
 
-    pub(super) fn flights(&self) -> &Flights {
-        &self.0.flights
+    /// The backend of this scope, and what is on its way from there.
+    pub(super) fn backend_and_flights(&self) -> Option<(&Backend, &Flights)> {
+        let backends = self.0.backends.as_ref()?;
+        let (index, _) = backends.settings().place_of(&self.1);
+        Some((backends.get(index), &self.0.flights[index]))
     }
 
-    /// The backend of what this worker stores.
+    /// The backend of this scope.
     pub(super) fn backend(&self) -> Option<&Backend> {
-        self.0.backends.as_ref().map(Backends::default_backend)
+        self.0.backends.as_ref().map(|backends| backends.of(&self.1))
+    }
+
+    /// What a backend knows a thing of this scope by.
+    pub(super) fn name(&self, kind: ObjectKind, digest: Digest) -> Upload {
+        Upload { kind, digest, scope: self.1.clone() }
+    }
+
+    /// What a blob is found by.
+    pub(super) fn cas_key(&self, digest: &Digest) -> Key {
+        let (kind, hash) = self.1.cas_key(&digest.hash);
+        Key { kind, hash, size: digest.size }
+    }
+
+    /// What an action is found by.
+    pub(super) fn action_key(&self, action: &ActionKey) -> Key {
+        let (kind, hash) = self.1.action_key(&action.hash);
+        Key { kind, hash, size: action.size.unwrap_or(0) }
+    }
+
+    /// The name of an upload session of this scope.
+    fn session(&self, key: UploadKey) -> UploadKey {
+        UploadKey { instance: self.1.instance(key.instance), ..key }
     }
 
     pub(super) fn gate(&self) -> &Gate {
@@ -564,7 +605,7 @@ impl<D: BlobDisk> Worker<D> {
 
     /// Starts a large blob on disk. When there is no space, interrupted uploads give way.
     pub(super) async fn begin_large(&self, digest: &Digest) -> Result<D::Writer, StoreError> {
-        let key = cas_key(digest);
+        let key = self.cas_key(digest);
         match self.0.disk.begin_large(&key).await {
             Err(DiskError::NoSpace { .. }) if self.0.uploads.parked() > 0 => {
                 self.0.uploads.clear();
@@ -608,11 +649,6 @@ impl<D: BlobDisk> Worker<D> {
     }
 }
 
-/// What a blob is found by.
-pub(super) fn cas_key(digest: &Digest) -> Key {
-    Key { kind: Kind::Cas, hash: digest.hash, size: digest.size }
-}
-
 /// The disk's error as the store's.
 pub(super) fn store_error(error: DiskError, digest: Digest) -> StoreError {
     match error {
@@ -621,10 +657,6 @@ pub(super) fn store_error(error: DiskError, digest: Digest) -> StoreError {
         DiskError::Io(text) => StoreError::Disk(text),
         DiskError::Stopping => StoreError::Stopping,
     }
-}
-
-fn action_key(action: &ActionKey) -> Key {
-    Key { kind: Kind::Action, hash: action.hash, size: action.size.unwrap_or(0) }
 }
 
 fn action_error(error: DiskError) -> StoreError {
@@ -655,36 +687,5 @@ fn joined(pieces: &[Bytes]) -> Bytes {
     match pieces {
         [piece] => piece.clone(),
         pieces => own(pieces),
-    }
-}
-
-/// Counts changes of actions, by the first byte of the hash, so that a read that began before a change does not put
-/// what it found into the RAM tier after it.
-struct Fences([Cell<u64>; 256]);
-
-impl Default for Fences {
-    fn default() -> Self {
-        Self([const { Cell::new(0) }; 256])
-    }
-}
-
-impl Fences {
-    fn change(&self, key: &Key) -> u64 {
-        let fence = self.of(key);
-        fence.set(fence.get() + 1);
-        fence.get()
-    }
-
-    fn now(&self, key: &Key) -> u64 {
-        self.of(key).get()
-    }
-
-    fn is_at(&self, key: &Key, seen: u64) -> bool {
-        self.now(key) == seen
-    }
-
-    /// Why the last byte: the first ones are the shard's and differ little within a core.
-    fn of(&self, key: &Key) -> &Cell<u64> {
-        &self.0[usize::from(key.hash.0[31])]
     }
 }

@@ -9,7 +9,7 @@ use futures_util::stream;
 
 use super::blob_disk::{BlobDisk, FrameReader, Stored};
 use super::codec::{wrap_raw, wrapped_len};
-use super::disk::{Codec, Key, Kind};
+use super::disk::{Codec, Key};
 use super::ram::Record;
 use super::worker::Worker;
 use crate::backend::http::{BodyError, OutBody};
@@ -28,7 +28,12 @@ impl<D: BlobDisk> Records for Worker<D> {
         let worker = self.clone();
         Box::pin(async move {
             // Dropped at a stop, so that it holds nothing that the disk waits for.
-            match rt::time::race(Box::pin(worker.upload(&backend, upload)), backend.stopped()).await {
+            match rt::time::race(
+                Box::pin(worker.scoped(upload.scope.clone()).upload(&backend, &upload)),
+                backend.stopped(),
+            )
+            .await
+            {
                 rt::time::Either::Left(end) => end,
                 rt::time::Either::Right(()) => UploadEnd::Failed,
             }
@@ -39,7 +44,7 @@ impl<D: BlobDisk> Records for Worker<D> {
         let worker = self.clone();
         Box::pin(async move {
             for upload in uploads {
-                let key = key_of(upload);
+                let key = key_of(&upload);
                 worker.disk().ready(&key.hash).await;
                 worker.disk().contains(&key);
             }
@@ -51,16 +56,16 @@ impl<D: BlobDisk> Worker<D> {
     /// The backend should have this blob.
     pub(super) fn wants_blob(&self, digest: Digest) {
         if let Some(backend) = self.backend() {
-            backend.wants(Upload { kind: ObjectKind::Cas, digest });
+            backend.wants(self.name(ObjectKind::Cas, digest));
         }
     }
 
     /// This is about to be stored, and the backend should then have it.
     pub(super) fn intend(&self, upload: Upload) -> Intent<'_> {
-        Intent { backend: self.backend(), upload }
+        Intent { upload: self.backend().map(|backend| (backend, upload)) }
     }
 
-    async fn upload(&self, backend: &Backend, upload: Upload) -> UploadEnd {
+    async fn upload(&self, backend: &Backend, upload: &Upload) -> UploadEnd {
         // Why first: while the backend is not well no disk is read in vain.
         if !backend.takes_uploads() {
             return UploadEnd::BreakerOpen;
@@ -82,7 +87,7 @@ impl<D: BlobDisk> Worker<D> {
     }
 
     /// The object of a record; `None` when its bytes make no sense.
-    fn small_object(&self, upload: Upload, format: ObjectFormat, record: Record) -> Option<InMemory> {
+    fn small_object(&self, upload: &Upload, format: ObjectFormat, record: Record) -> Option<InMemory> {
         let raw_len = record.raw_len as usize;
         let raw = |record: &Record| match record.codec {
             Codec::Raw => Some(record.data.clone()),
@@ -115,33 +120,32 @@ impl<D: BlobDisk> Worker<D> {
 }
 
 /// What the record of an upload is found by.
-fn key_of(upload: Upload) -> Key {
-    let kind = match upload.kind {
-        ObjectKind::Cas => Kind::Cas,
-        ObjectKind::Action => Kind::Action,
+fn key_of(upload: &Upload) -> Key {
+    let (kind, hash) = match upload.kind {
+        ObjectKind::Cas => upload.scope.cas_key(&upload.digest.hash),
+        ObjectKind::Action => upload.scope.action_key(&upload.digest.hash),
     };
-    Key { kind, hash: upload.digest.hash, size: upload.digest.size }
+    Key { kind, hash, size: upload.digest.size }
 }
 
 /// A record that is being stored. A put whose client goes away may be stored all the same: dropped unsettled, it counts as
 /// stored, and an upload of nothing does no harm.
 pub(super) struct Intent<'a> {
-    backend: Option<&'a Backend>,
-    upload: Upload,
+    upload: Option<(&'a Backend, Upload)>,
 }
 
 impl Intent<'_> {
     pub fn settle(mut self, stored: bool) {
         if !stored {
-            self.backend = None;
+            self.upload = None;
         }
     }
 }
 
 impl Drop for Intent<'_> {
     fn drop(&mut self) {
-        if let Some(backend) = self.backend {
-            backend.wants(self.upload);
+        if let Some((backend, upload)) = self.upload.take() {
+            backend.wants(upload);
         }
     }
 }

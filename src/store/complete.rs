@@ -14,6 +14,7 @@ use crate::limits;
 use crate::pure::action_result::{References, sort_distinct};
 use crate::pure::digest::{Digest, Hash};
 use crate::pure::directory::{DirectoryScanner, Node, Shape};
+use crate::pure::scope::Scope;
 use crate::rt::local::Permits;
 
 /// Passes everything through, except that an action whose blobs are not all present is a miss and is dropped.
@@ -153,6 +154,10 @@ impl<S: Store> Complete<S> {
 
 impl<S: Store> Store for Complete<S> {
     type Upload = S::Upload;
+
+    fn scoped(&self, scope: &Scope) -> Self {
+        Self { inner: self.inner.scoped(scope), walks: self.walks.clone() }
+    }
 
     async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
         self.inner.find_missing(digests).await

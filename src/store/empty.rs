@@ -9,6 +9,7 @@ use super::{
     UploadStatus, Wanted,
 };
 use crate::pure::digest::{Digest, EMPTY, Hash};
+use crate::pure::scope::Scope;
 
 /// Answers for the empty blob, and passes everything else through.
 #[derive(Clone)]
@@ -19,6 +20,10 @@ const EMPTY_ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd, 0x20, 0x00, 0x01, 0x00, 0x00
 
 impl<S: Store> Store for Empty<S> {
     type Upload = S::Upload;
+
+    fn scoped(&self, scope: &Scope) -> Self {
+        Self(self.0.scoped(scope))
+    }
 
     async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
         if !digests.iter().any(Digest::is_empty) {

@@ -30,6 +30,8 @@ pub struct State {
     pub fail_next: Option<StoreError>,
     /// Digests of each `find_missing`, in order.
     pub asked: Vec<Vec<Digest>>,
+    /// Every scope that the store was wanted for.
+    pub scopes: Vec<Scope>,
     /// How many `get`s there were.
     pub gets: usize,
     /// How many `put`s and opened uploads there were.
@@ -152,6 +154,11 @@ impl Drop for FakeUpload {
 
 impl Store for FakeStore {
     type Upload = FakeUpload;
+
+    fn scoped(&self, scope: &Scope) -> Self {
+        self.with(|state| state.scopes.push(scope.clone()));
+        self.clone()
+    }
 
     async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
         self.trouble()?;

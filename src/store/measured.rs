@@ -11,6 +11,7 @@ use super::{
 };
 use crate::metrics::{Counter, Metric, Snapshot};
 use crate::pure::digest::{Digest, Hash};
+use crate::pure::scope::Scope;
 
 /// Passes everything through. Stands outermost, so that what the stores below ask for themselves is not counted, and an
 /// action whose blobs are gone counts as the miss that the client sees.
@@ -84,6 +85,10 @@ impl<S: Store> Measured<Complete<S>> {
 
 impl<S: Store> Store for Measured<S> {
     type Upload = S::Upload;
+
+    fn scoped(&self, scope: &Scope) -> Self {
+        Self { inner: self.inner.scoped(scope), counts: self.counts.clone() }
+    }
 
     async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
         let missing = self.inner.find_missing(digests).await?;

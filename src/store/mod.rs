@@ -11,6 +11,7 @@ use bytes::Bytes;
 
 use crate::pure::digest::{Digest, Hash};
 pub use crate::pure::encoding::Encoding;
+use crate::pure::scope::Scope;
 use crate::rt::channel::Receiver;
 
 /// What a reader can take.
@@ -262,6 +263,8 @@ pub enum StoreError {
 pub trait Store: Clone + 'static {
     type Upload: Upload + 'static;
 
+    /// The same store, for the blobs of `scope`.
+    fn scoped(&self, scope: &Scope) -> Self;
     /// For each digest whether it is missing, in order. Present blobs count as used.
     async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError>;
     /// The size of the blob with this hash, for clients that do not know it (HTTP). `None` is a miss; a hit counts as use.

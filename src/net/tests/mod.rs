@@ -79,6 +79,7 @@ fn settings() -> Settings {
         purse: Purse::alone(PEERS),
         tls: None,
         access: Rc::default(),
+        trust: None,
     }
 }
 

@@ -111,6 +111,10 @@ impl Upload for SlowUpload {
 impl Store for SlowStore {
     type Upload = SlowUpload;
 
+    fn scoped(&self, scope: &crate::pure::scope::Scope) -> Self {
+        Self { fake: self.fake.scoped(scope), ..self.clone() }
+    }
+
     async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
         self.pass().await;
         self.fake.find_missing(digests).await
