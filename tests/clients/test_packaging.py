@@ -16,7 +16,7 @@ def package(tmp_path_factory):
     if shutil.which("dpkg-deb") is None:
         pytest.skip("no dpkg-deb here")
     out = tmp_path_factory.mktemp("deb")
-    command = [ROOT / "packaging" / "deb", out]
+    command = [ROOT / "tuning" / "packaging" / "deb", out]
     made = subprocess.run(command, env=os.environ | {"RINGCAS_BINARY": str(BINARY)}, capture_output=True, text=True, timeout=300)
     assert made.returncode == 0, made
     return pathlib.Path(made.stdout.strip())
@@ -46,6 +46,6 @@ def test_its_files(package, tmp_path):
 
 
 def test_the_image_copies_what_is_built():
-    text = (ROOT / "packaging" / "Dockerfile").read_text()
+    text = (ROOT / "tuning" / "packaging" / "Dockerfile").read_text()
     assert "cargo build --locked --release" in text and "apt-get" not in text and "curl" not in text
     assert re.search(r'^ENTRYPOINT \["/usr/bin/ringcas"\]$', text, re.MULTILINE)
