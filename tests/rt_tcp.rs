@@ -312,7 +312,8 @@ fn unix_sockets() {
     let _alone = alone();
     let scratch = tempfile::tempdir().expect("a scratch directory");
     let path = scratch.path().join("socket");
-    let socket = Bound::bind(&Address::Unix(path.clone()), None).expect("binds");
+    let mut socket = Bound::bind(&Address::Unix(path.clone()), None).expect("binds");
+    let _file = socket.take_file().expect("it is ours to remove");
     block_on(async {
         let listener = Listener::adopt(socket);
         let mut client = UnixStream::connect(&path).expect("connects");
