@@ -264,9 +264,8 @@ pub const WRITE_QUEUE_WAIT_MAX: Duration = Duration::from_secs(60);
 pub const WRITE_QUEUE_LEN: usize = ROUTER_REQUESTS_MAX / 2;
 /// How long an upload may send nothing while another write waits for its slot; then it is parked.
 pub const WRITE_SLOT_IDLE_MS: u64 = 5_000;
-/// How long a core that is asked for an idle slot may take to answer before the next one is asked. Why not shorter: a core
-/// of a starved machine gets its turn that late, and a write would be refused though its slot is idle.
-pub const WRITE_SLOT_ANSWER_MS: u64 = 100;
+/// How long a core that is asked for an idle slot may take to answer before the next one is asked.
+pub const WRITE_SLOT_ANSWER_MS: u64 = 20;
 /// How often a core whose slots are wanted looks for such uploads.
 pub const WRITE_GATE_TICK_MS: u64 = 50;
 /// Lines about refused writes that are logged in a second; the rest is counted.

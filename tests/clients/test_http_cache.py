@@ -245,7 +245,6 @@ def test_names_and_methods(web):
         ("GET", f"/cas/{hash[1:]}", 400),
         ("PUT", f"/ac/{hash}0", 400),
         ("GET", f"/cas.v2/{hash}", 404),
-        ("GET", "/", 404),
         ("DELETE", f"/cas/{hash}", 405),
         ("POST", f"/ac/{hash}", 405),
         ("OPTIONS", f"/ac/{hash}", 405),
