@@ -162,9 +162,10 @@ fn go_flags(args: &[OsString], flags: &[&str]) -> (Vec<OsString>, BTreeSet<Strin
         }
         let is_short = |text: &str| text.len() <= 2 || !text[1..].starts_with(|c: char| c.is_ascii_alphabetic());
         let text = if text.starts_with("--") || is_short(text) { text.to_owned() } else { format!("-{text}") };
-        let name = text.trim_start_matches('-').split('=').next().unwrap_or_default();
-        let is_alone = !text.contains('=');
-        let has_empty = text.ends_with('=') || (is_alone && args.peek().is_some_and(|next| next.is_empty()));
+        let body = text.trim_start_matches('-');
+        let (name, value) = body.split_once('=').map_or((body, None), |(name, value)| (name, Some(value)));
+        let is_alone = value.is_none();
+        let has_empty = value.map_or_else(|| args.peek().is_some_and(|next| next.is_empty()), str::is_empty);
         if has_empty && flags.contains(&name) {
             emptied.insert(name.to_owned());
             is_alone.then(|| args.next());
@@ -302,6 +303,7 @@ mod tests {
         assert!(!mangles(&[]));
         assert!(read(&["--enable_ac_key_instance_mangling=2"], &[]).is_err());
         assert_eq!(of(&["--s3.conn_recycle_interval", "-5m"], "s3.conn_recycle_interval"), "-5m");
+        assert_eq!(of(&["--s3.access_key_id=ends=with="], "s3.access_key_id"), "ends=with=");
         let text = |args: &[&str]| read(args, &[]).expect_err("no flag").to_string();
         assert!(text(&["-max_siez=1"]).contains("'--max_size'"), "{}", text(&["-max_siez=1"]));
         assert!(text(&["--no_such_flag="]).contains("no_such_flag"));
