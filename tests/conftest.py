@@ -11,6 +11,7 @@ ACCESS = re.compile(r" in=\d+ out=\d+ ")
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "support"), str(HERE / "bazel")]
 
+from fault_s3 import FaultStore  # noqa: E402
 from reapi import Client  # noqa: E402
 from server import Server, running  # noqa: E402
 
@@ -36,6 +37,14 @@ def server():
 def client(server):
     with Client(server.address) as connected:
         yield connected
+
+
+@pytest.fixture
+def store():
+    """An S3 store that misbehaves when told to."""
+    made = FaultStore()
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -19,13 +19,6 @@ from wait import until
 MIB = 1 << 20
 
 
-@pytest.fixture
-def store():
-    made = FaultStore()
-    yield made
-    made.close()
-
-
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     return self_signed(tmp_path_factory.mktemp("tls") / "store.pem")

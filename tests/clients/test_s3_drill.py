@@ -15,7 +15,6 @@ import pytest
 
 from bucket import blob_key, casblob, from_casblob
 from content import sha256, unique
-from fault_s3 import FaultStore
 from reapi import Client, Code, blob_name, digest, fails, upload_name
 from test_metrics import scrape
 from wait import until
@@ -25,13 +24,6 @@ CORES = 16
 OPEN_S, PROBE_S, HEAD_S, STALL_S = 15, 5, 10, 15
 # What a loaded machine with fewer CPUs than cores adds.
 SLACK_S = 4
-
-
-@pytest.fixture
-def store():
-    made = FaultStore()
-    yield made
-    made.close()
 
 
 @pytest.fixture

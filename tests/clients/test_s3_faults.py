@@ -10,7 +10,6 @@ import pytest
 
 from bucket import action_key, blob_key, casblob
 from content import unique
-from fault_s3 import FaultStore
 from reapi import Client, Code, blob_name, digest, digest_of, fails, message, upload_name
 from test_metrics import scrape
 from wait import until
@@ -18,13 +17,6 @@ from wait import until
 MIB = 1 << 20
 # What the rules bound, and what a loaded machine adds.
 SLACK_S = 4
-
-
-@pytest.fixture
-def store():
-    made = FaultStore()
-    yield made
-    made.close()
 
 
 @pytest.fixture

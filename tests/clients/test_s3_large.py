@@ -10,18 +10,10 @@ import pytest
 
 from bucket import blob_key
 from content import unique
-from fault_s3 import FaultStore
 from reapi import Client, blob_name
 
 MIB = 1 << 20
 RSS_GROWTH_MAX = 32 * MIB
-
-
-@pytest.fixture
-def store():
-    made = FaultStore()
-    yield made
-    made.close()
 
 
 @pytest.fixture

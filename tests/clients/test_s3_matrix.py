@@ -22,13 +22,6 @@ SLACK_S = 4
 HEAD_S = 10
 
 
-@pytest.fixture
-def store():
-    made = FaultStore()
-    yield made
-    made.close()
-
-
 def begin(fresh, store, **flags):
     """A server that has had its look at the store, so that no request but a test's own meets a fault."""
     server = fresh(**{"http_address": "127.0.0.1:0"} | store.flags() | flags)

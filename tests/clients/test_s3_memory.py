@@ -10,19 +10,11 @@ import grpc
 import pytest
 
 from content import unique
-from fault_s3 import FaultStore
 from reapi import Client, blob_name, digest, digest_of, upload_name
 from wait import until
 
 MIB = 1 << 20
 READERS = 150
-
-
-@pytest.fixture
-def store():
-    made = FaultStore()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("kind", ["blobs", "actions", "batches"])
