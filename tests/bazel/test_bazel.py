@@ -18,7 +18,6 @@ def bazel():
 
 
 def all_hits(counts: dict[str, int]) -> None:
-    # A test counts twice where Bazel makes its test.xml in an action of its own.
     hits = counts.get("remote cache hit", 0)
     assert set(counts) <= {"internal", "remote cache hit"} and hits >= workspace.ACTIONS, counts
 

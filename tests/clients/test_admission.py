@@ -117,7 +117,7 @@ def test_refusals_are_logged_by_the_dozen(fresh):
     server = fresh(max_inflight_cas_writes=1, write_queue_wait="0s")
     with Client(server.address) as client, held(client, unique(4 * MIB)):
         begun = time.monotonic()
-        for n in range(300):
+        for _ in range(100):
             content = unique(100)
             with fails(Code.FAILED_PRECONDITION):
                 client.write(upload_name(content.hash, content.size), content.chunks())

@@ -169,7 +169,8 @@ def test_local_things_never_wait(store, server):
                     call()
                     times.append(time.monotonic() - begun)
         times.sort()
-        assert times[len(times) // 2] < 0.05 and times[-1] < 1, times
+        # A busy machine delays a few: whoever waits for the store does so each time.
+        assert times[len(times) // 2] < 0.05 and times[len(times) * 9 // 10] < 1, times
         assert max(wait.result(60) for wait in waiting) < 10 + SLACK_S
 
 
