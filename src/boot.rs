@@ -14,7 +14,7 @@ use crate::budget::Budget;
 use crate::config::effective::Effective;
 use crate::config::inputs::{Inputs, Outcome};
 use crate::config::{self, Config, ConfigError, Flags, LogTimezone};
-use crate::kept::{Kept, Watched};
+use crate::kept::{Kept, Source as _, Watched};
 use crate::limits;
 use crate::logging::{self, Log};
 use crate::metrics::export::{self, Facts};
@@ -111,7 +111,7 @@ pub fn main() -> ExitCode {
             notices.iter().for_each(|line| tracing::warn!("{line}"));
             match flags {
                 CommandLine { serve, print_config: true, .. } => print(serve, &effective),
-                CommandLine { serve, check_config: true, .. } => serve.resolve().map(drop).map_err(Failure::from),
+                CommandLine { serve, check_config: true, .. } => check(serve),
                 CommandLine { serve: flags, .. } => serve(flags, inputs, effective, log),
             }
         }
@@ -231,6 +231,19 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
         files.into_iter().for_each(SocketFile::leave);
     }
     tracing::info!("stopped");
+    Ok(())
+}
+
+/// `--check_config`: all that a start looks at before it opens the directory and the ports.
+fn check(flags: Flags) -> Result<(), Failure> {
+    let config = flags.resolve()?;
+    geometry::check_size(config.max_size)?;
+    if let Some(files) = &config.tls {
+        files.read()?;
+    }
+    if config.access.is_guarded() {
+        config.access.read()?;
+    }
     Ok(())
 }
 
@@ -371,6 +384,12 @@ fn announce(config: &Config, plan: &MemoryPlan, write_slots: u32, volume: &Volum
         config.storage_mode,
         config.ack,
     );
+    let (lost, segments) = (volume.lost_segments(), volume.segment_count());
+    if lost > 0 {
+        tracing::warn!(
+            "{lost} of {segments} segments of the cache are damaged, or are those of another one: what stood in them is lost"
+        );
+    }
     announce_memory(config, plan, write_slots);
     announce_access(config, [Some(&address), http.as_ref()].into_iter().flatten());
     for backend in config.backends.iter().flat_map(|settings| settings.backends.iter()) {

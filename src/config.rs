@@ -28,7 +28,7 @@ use crate::net::tls::TlsFiles;
 use crate::rt::cores::{CorePlan, PlanError};
 use crate::rt::listen::Address;
 use crate::service::shed::ShedStatus;
-use crate::shard::{codec, disk};
+use crate::shard::{codec, disk, geometry};
 pub use lifecycle::Lifecycle;
 use values::{address, bytes, duration, gib};
 
@@ -307,6 +307,12 @@ pub enum ConfigError {
     NoDirectory,
     #[error("--dir {dir}: {problem}. Give --dir a directory that this user may write")]
     Directory { dir: String, problem: std::io::Error },
+    #[error(
+        "--max_size is not set, and half of what is free in {dir} are {bytes} bytes: the smallest cache that works has {min} \
+             (64 MiB). Make room, or set --max_size",
+        min = limits::MAX_SIZE_MIN
+    )]
+    NoRoom { dir: String, bytes: u64 },
     #[error("--ram_cache ({ram_cache} bytes) is more than half of --memory_limit ({memory_limit} bytes). Lower it")]
     RamCache { ram_cache: u64, memory_limit: u64 },
     #[error("--write_queue_wait: {0:?} is too long. Give at most {max:?}", max = limits::WRITE_QUEUE_WAIT_MAX)]
@@ -408,8 +414,12 @@ pub fn dir_or_default(given: Option<PathBuf>) -> Result<PathBuf, ConfigError> {
 
 /// `--max_size`, in bytes.
 pub fn size_or_default(given: Option<u64>, dir: &Path) -> Result<u64, ConfigError> {
-    let failed = |problem| ConfigError::Directory { dir: dir.display().to_string(), problem };
-    given.map_or_else(|| default_size(dir).map_err(failed), Ok)
+    if let Some(given) = given {
+        return Ok(given);
+    }
+    let dir_text = || dir.display().to_string();
+    let bytes = default_size(dir).map_err(|problem| ConfigError::Directory { dir: dir_text(), problem })?;
+    if bytes < limits::MAX_SIZE_MIN { Err(ConfigError::NoRoom { dir: dir_text(), bytes }) } else { Ok(bytes) }
 }
 
 /// `--cores`.
@@ -423,20 +433,13 @@ fn default_dir() -> Option<PathBuf> {
     Some(base.join("ringcas"))
 }
 
-/// An existing cache keeps its size, to the byte; a new one takes at most half of what is free.
+/// An existing cache keeps its size; a new one takes at most half of what is free.
 fn default_size(dir: &Path) -> std::io::Result<u64> {
     // Why not made here: a check of the configuration changes nothing.
     let dir = &std::path::absolute(dir)?;
     let Some(there) = dir.ancestors().find(|dir| dir.exists()) else { return Ok(limits::MAX_SIZE_DEFAULT) };
-    let mut taken = 0;
-    if there == dir {
-        for entry in std::fs::read_dir(dir)? {
-            let metadata = entry?.metadata()?;
-            taken += if metadata.is_file() { metadata.len() } else { 0 };
-        }
-    }
-    if taken > 0 {
-        return Ok(taken);
+    if let Some(kept) = geometry::kept_size(dir)? {
+        return Ok(kept);
     }
     Ok(limits::MAX_SIZE_DEFAULT.min(crate::rt::file::free_space(there)? / 2))
 }

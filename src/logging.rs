@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::fmt::writer::MakeWriterExt;
@@ -19,8 +20,14 @@ const USUAL: &str = "info";
 
 /// `--log_level`: a level, or directives such as `info,ringcas::backend=debug`.
 pub fn level(text: &str) -> Result<String, String> {
-    EnvFilter::try_new(text).map_err(|error| format!("{error}; write info, debug or warn"))?;
-    Ok(text.to_owned())
+    const FORM: &str = "write info, debug or warn, or a list such as info,ringcas::backend=debug";
+    EnvFilter::try_new(text).map_err(|error| format!("{error}; {FORM}"))?;
+    // Why here: a misspelt level would be taken for a part of the program, of which all is wanted.
+    let mut words = text.split(',').map(str::trim).filter(|word| !word.is_empty() && !word.contains(['=', '[']));
+    match words.find(|word| word.parse::<LevelFilter>().is_err()) {
+        Some(word) => Err(format!("{word} is no level; {FORM}")),
+        None => Ok(text.to_owned()),
+    }
 }
 
 /// The log, whose level can change.

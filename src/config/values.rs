@@ -11,7 +11,7 @@ use crate::rt::listen::{self, Address};
 pub fn gib(text: &str) -> Result<u64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number of GiB".to_owned())?;
     if !value.is_finite() || value <= 0.0 || value > (1u64 << 33) as f64 {
-        return Err("must be more than 0 GiB".into());
+        return Err("must be more than 0 GiB and at most 65536 GiB".into());
     }
     Ok((value * (1u64 << 30) as f64) as u64)
 }

@@ -11,10 +11,12 @@ use crate::shard::recover::Blocks;
 pub struct Files(Vec<DiskFile>);
 
 impl Files {
-    pub async fn open(volume: &Volume) -> io::Result<Self> {
+    /// Why not always for writing: a drive in doubt is best looked at as it is, on a file system that is read-only.
+    pub async fn open(volume: &Volume, writes: bool) -> io::Result<Self> {
         let mut files = Vec::new();
         for path in volume.data_paths() {
-            files.push(DiskFile::open(&path).await?);
+            let file = if writes { DiskFile::open(&path).await } else { DiskFile::open_for_reading(&path).await };
+            files.push(file?);
         }
         Ok(Self(files))
     }

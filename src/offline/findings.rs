@@ -22,6 +22,8 @@ pub enum What {
     Payload,
     /// A record that is not the one that the segment's list names, or a commit that contradicts itself.
     Listing,
+    /// The commit of a large blob whose space is not its own: the header of a segment with its frames is gone.
+    Chunks,
     /// A frame of a large blob is not what was written.
     Frame,
     /// Bytes as they were written, which are not the content that the key names.
@@ -41,6 +43,7 @@ impl What {
             Self::RecordHeader => "record_header",
             Self::Payload => "payload",
             Self::Listing => "listing",
+            Self::Chunks => "chunks",
             Self::Frame => "frame",
             Self::Content => "content",
             Self::Unreadable => "unreadable",
@@ -57,6 +60,7 @@ impl What {
             Self::RecordHeader => "the header of a record",
             Self::Payload => "the payload of a record",
             Self::Listing => "a record that is not the one listed",
+            Self::Chunks => "a large blob whose frames are gone",
             Self::Frame => "a frame of a large blob",
             Self::Content => "content that is not what its key names",
             Self::Unreadable => "the drive refuses to read it",

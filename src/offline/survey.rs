@@ -78,7 +78,7 @@ struct Log {
 impl Surveyor {
     pub async fn open(volume: &Volume, depth: Depth, repairs: bool, progress: Arc<Progress>) -> io::Result<Self> {
         Ok(Self {
-            files: Files::open(volume).await?,
+            files: Files::open(volume, repairs).await?,
             layout: volume.layout(),
             sums: volume.checksums(),
             map: ShardMap::new(volume.shards(), 1),
@@ -145,10 +145,19 @@ impl Surveyor {
         let mut large_bytes = 0;
         for (tag, (_, LargeEntry { runs, .. })) in latest {
             let claim = index.get(tag).and_then(|word| claims.remove(&word.location()));
-            let Some(claim) = claim.filter(|_| chunks.claim_all(&runs)) else {
+            let Some(claim) = claim else {
                 index.remove(tag);
                 continue;
             };
+            if !chunks.claim_all(&runs) {
+                index.remove(tag);
+                let entry = logs[claim.log].listed.footer.entries[claim.entry];
+                let position = Word::from_bits(entry.word).map_or(0, |word| word.location() * RECORD_ALIGN as u64);
+                self.note(&mut findings, What::Chunks, position, Some(claim.found.header.key));
+                logs[claim.log].damage.drop_entry(claim.entry);
+                logs[claim.log].facts[claim.entry] = None;
+                continue;
+            }
             let compared = self.large(&claim.found).await;
             let stored = claim.found.commit.as_ref().map_or(0, Commit::stored_len);
             self.progress.add(stored);

@@ -240,9 +240,18 @@ impl ReadBuf {
 impl DiskFile {
     /// Opens an existing data file for reading and writing.
     pub async fn open(path: &Path) -> io::Result<Self> {
+        Self::open_for(path, true).await
+    }
+
+    /// Opens an existing data file for reading alone.
+    pub async fn open_for_reading(path: &Path) -> io::Result<Self> {
+        Self::open_for(path, false).await
+    }
+
+    async fn open_for(path: &Path, writes: bool) -> io::Result<Self> {
         // Why twice: glommio looks the path up again after opening it, and panics when it has gone meanwhile. A name
         // under /proc/self/fd cannot go while we hold it. And it does without O_DIRECT in places; we do not.
-        let held = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path);
+        let held = OpenOptions::new().read(true).write(writes).custom_flags(libc::O_DIRECT).open(path);
         let held = held.map_err(|error| match error.raw_os_error() {
             Some(libc::EINVAL) => io::Error::new(
                 io::ErrorKind::Unsupported,
@@ -255,7 +264,7 @@ impl DiskFile {
             _ => error,
         })?;
         let name = format!("/proc/self/fd/{}", held.as_raw_fd());
-        let file = glommio::io::OpenOptions::new().read(true).write(true).dma_open(name).await?;
+        let file = glommio::io::OpenOptions::new().read(true).write(writes).dma_open(name).await?;
         if file.alignment() > DISK_ALIGN as u64 {
             return Err(io::Error::other(format!(
                 "the device of {} has blocks of {} bytes; at most {DISK_ALIGN} are supported",

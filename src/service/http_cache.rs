@@ -220,8 +220,12 @@ async fn put_blob<S: Store>(
     }
     let is_here_whole = declared.content_length.is_some_and(|len| len <= limits::SMALL_BLOB_LEN_MAX as u64);
     if is_here_whole && size <= limits::SMALL_BLOB_LEN_MAX as u64 {
-        if declared.expects_continue && services.store.find_missing(vec![digest]).await? == [false] {
-            return Ok(PutOutcome::AlreadyPresent);
+        if declared.expects_continue {
+            // Why not FindMissing: this is the answer to an upload, and says what `--ack` promises.
+            let key = UploadKey::unnamed(&target.instance, 0, digest, encoding);
+            if services.store.upload_status(key).await?.complete {
+                return Ok(PutOutcome::AlreadyPresent);
+            }
         }
         let data = vec![collect(declared, limits::SMALL_BLOB_LEN_MAX, body).await?];
         let stored = services.store.put(Put { digest, encoding, data, admitted: false }).await;

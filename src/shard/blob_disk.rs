@@ -22,6 +22,9 @@ pub trait BlobDisk: Clone + 'static {
     async fn ready(&self, hash: &Hash);
     /// Whether the record is here. Counts as use of it. Call `ready` first.
     fn contains(&self, key: &Key) -> bool;
+    /// The same, and all that `--ack` promises of a stored record holds of it: waits for that. So what an upload is told of a blob
+    /// that was here before is no less than what it is told of its own.
+    async fn holds(&self, key: &Key) -> Result<bool, DiskError>;
     /// The size of the blob with this hash; a hit counts as use.
     async fn size_of(&self, hash: &Hash) -> Result<Option<u64>, DiskError>;
     /// Looks a record up; a hit counts as use.
@@ -72,6 +75,10 @@ impl BlobDisk for Disk {
 
     fn contains(&self, key: &Key) -> bool {
         Disk::contains(self, key)
+    }
+
+    async fn holds(&self, key: &Key) -> Result<bool, DiskError> {
+        Disk::holds(self, key).await
     }
 
     async fn size_of(&self, hash: &Hash) -> Result<Option<u64>, DiskError> {

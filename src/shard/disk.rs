@@ -131,6 +131,31 @@ impl Disk {
         })
     }
 
+    /// Whether `key` is present and all that `--ack` promises of it holds: waits for that. A hit counts as use. Call `ready`
+    /// first.
+    pub async fn holds(&self, key: &Key) -> Result<bool, DiskError> {
+        while self.contains(key) {
+            if self.0.ack == Ack::Buffered {
+                return Ok(true);
+            }
+            let (shard, tag) = self.locate(key)?;
+            let layout = self.0.layout;
+            let found = shard.state.with(|state| {
+                let location = state.index.get(tag)?.location();
+                Some((state.log.pending(layout, location), state.log.sync_of(layout, location)))
+            });
+            match found {
+                None => {}
+                // Then it is looked at again: a write that failed has moved it, or lost it.
+                Some((Some(ticket), _)) => {
+                    ticket.wait().await;
+                }
+                Some((None, sync)) => return self.0.wait_durable(sync).await.map(|()| true),
+            }
+        }
+        Ok(false)
+    }
+
     /// Looks `key` up; a hit counts as use.
     pub async fn read(&self, key: &Key) -> Result<Option<Found>, DiskError> {
         let (shard, tag) = self.locate(key)?;

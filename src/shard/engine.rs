@@ -425,22 +425,35 @@ impl Core {
         if !ticket.wait().await {
             return Err(DiskError::Io("the record could not be written".into()));
         }
-        if self.ack == Ack::Durable {
-            let wanted = self.syncs.begun.get() + 1;
-            self.syncs.wanted.set(true);
-            self.syncs.wake.notify();
-            loop {
-                let done = self.syncs.done.wait();
-                if self.syncs.failed.get() >= wanted {
-                    return Err(DiskError::Io("the record could not be synced".into()));
-                }
-                if self.syncs.ended.get() >= wanted {
-                    return Ok(());
-                }
-                done.await;
+        self.wait_durable(self.next_sync()).await
+    }
+
+    /// The number of the next sync to begin: what has been written until now is on stable storage when it has ended well.
+    pub(super) fn next_sync(&self) -> u64 {
+        self.syncs.begun.get() + 1
+    }
+
+    /// With `--ack durable`, waits until the sync of this number, or a later one, has ended well. At least one must have since
+    /// the start: what a killed process has written is found, and may never have been synced.
+    ///
+    /// Limit: of records whose sync failed a later one that does not is believed.
+    pub(super) async fn wait_durable(&self, sync: u64) -> Result<(), DiskError> {
+        let (syncs, sync) = (&self.syncs, sync.max(1));
+        while self.ack == Ack::Durable && syncs.ended.get() < sync {
+            let done = syncs.done.wait();
+            if syncs.failed.get() >= sync {
+                return Err(DiskError::Io("the record could not be synced".into()));
             }
+            syncs.wanted.set(true);
+            syncs.wake.notify();
+            done.await;
         }
         Ok(())
+    }
+
+    /// The last sync that ended well.
+    pub(super) fn synced(&self) -> u64 {
+        self.syncs.ended.get()
     }
 
     /// Syncs all data files. A sync that fails is tried again a second later, but for nobody who waits now.

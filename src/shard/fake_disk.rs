@@ -87,6 +87,10 @@ impl BlobDisk for FakeDisk {
         self.with(|state| state.small.contains_key(&name(key)) || state.large.contains_key(&name(key)))
     }
 
+    async fn holds(&self, key: &Key) -> Result<bool, DiskError> {
+        Ok(self.contains(key))
+    }
+
     async fn size_of(&self, hash: &Hash) -> Result<Option<u64>, DiskError> {
         Ok(self.with(|state| {
             let mut keys = state.small.keys().chain(state.large.keys());

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 
 use super::disk::{Ack, DiskError};
 use super::disk_tests::{Blob, World, crash_copy, directory};
@@ -118,6 +118,65 @@ fn a_device_that_takes_nothing_is_still_read() {
         assert!(has_all(&world, &stored).await && world.has(&large).await);
         drop(faults);
     });
+}
+
+/// Goal: whoever uploads what is here is told no more than holds: with `flushed` it has been written, with `durable` synced, also
+/// after its write failed once, after a crash, and never on the word of a write or sync that failed. Method: what the device does
+/// is written down; a second upload asks while the first one waits.
+#[test]
+fn what_was_here_before_is_acknowledged_alike() {
+    for (ack, needed) in [(Ack::Flushed, Operation::Write), (Ack::Durable, Operation::Sync)] {
+        let dir = directory();
+        block_on(async {
+            let world = World::open(dir.path(), 64, 1, ack).await;
+            for (number, fails) in (0..).zip([false, false, true]) {
+                let blob = Blob::cas(80 + number, if number == 1 { 1 << 20 } else { 3000 });
+                let disk = world.of(&blob.key);
+                assert_eq!(disk.holds(&blob.key).await, Ok(false));
+                let done = Rc::new(Cell::new(0));
+                let (counted, mut left) = (done.clone(), u32::from(fails));
+                let faults = plan(move |operation, _| {
+                    let fails = operation == Operation::Write && left > 0;
+                    left -= u32::from(fails);
+                    counted.set(if operation == needed && !fails { counted.get() + 1 } else { counted.get() });
+                    fails.then_some(EIO)
+                });
+                let second = async {
+                    while !disk.contains(&blob.key) {
+                        yield_to_reactor().await;
+                    }
+                    let before = done.get();
+                    assert_eq!(disk.holds(&blob.key).await, Ok(true));
+                    done.get() > before
+                };
+                let (first, waited) = join(world.put(&blob), second).await;
+                first.expect("stored");
+                assert!(waited, "{ack:?}: the second upload was answered before the blob was safe");
+                let before = done.get();
+                assert_eq!(disk.holds(&blob.key).await, Ok(true));
+                assert_eq!(done.get(), before, "what is safe is not waited for");
+                drop(faults);
+            }
+            let lost = Blob::cas(90, 3000);
+            let disk = world.of(&lost.key);
+            let faults = plan(|operation, _| (operation == Operation::Write).then_some(EIO));
+            let second = async {
+                while !disk.contains(&lost.key) {
+                    yield_to_reactor().await;
+                }
+                disk.holds(&lost.key).await
+            };
+            let (first, second) = join(world.put(&lost), second).await;
+            assert!(first.is_err() && second == Ok(false), "{second:?}");
+            drop(faults);
+            let found = Blob::cas(80, 3000);
+            let copy = crash_copy(dir.path());
+            let other = World::open(copy.path(), 64, 2, ack).await;
+            assert_eq!(other.of(&found.key).holds(&found.key).await, Ok(true));
+            let syncs: u64 = other.disks.iter().map(|disk| disk.stats().syncs).sum();
+            assert!(ack != Ack::Durable || syncs > 0, "what a killed process wrote is synced first");
+        });
+    }
 }
 
 /// Goal: a failed write of a large blob costs that upload, and the next try goes elsewhere; a failed header costs nothing. Method:

@@ -12,6 +12,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::disk::{Ack, DiskConfig};
 use crate::limits::{
@@ -41,6 +42,7 @@ struct Inner {
     max_size: u64,
     ack: Ack,
     headers: Vec<Option<SegmentHeader>>,
+    lost_segments: usize,
 }
 
 /// Why the cache directory cannot be used. The texts name the setting and the remedy.
@@ -55,6 +57,13 @@ pub enum OpenError {
              set --max_size to that or more, or use an empty directory"
     )]
     ShrinksTooFar { dir: PathBuf, given: u64, shards: u16, min: u64 },
+    #[error(
+        "--dir {dir} holds {found} but no file super, without which nothing in it can be found; put super back, or remove \
+             {found} to start with an empty cache"
+    )]
+    NoSuper { dir: PathBuf, found: String },
+    #[error("{path} is no regular file; remove it, or use another directory")]
+    NoFile { path: PathBuf },
     #[error("--dir {dir} holds no cache: {path} is not there; give the directory that the server is started with")]
     NoCache { dir: PathBuf, path: PathBuf },
     #[error(
@@ -62,6 +71,8 @@ pub enum OpenError {
              which brings it to an end"
     )]
     Resizing { path: PathBuf, found: u64, expected: u64 },
+    #[error("{path} is not there; put it back, or start the server once, which makes it anew and empty")]
+    NoData { path: PathBuf },
     #[error("--dir {dir} is in use by another process; stop that one, or use another directory")]
     InUse { dir: PathBuf },
     #[error("--dir {dir} holds {found}, which is no cache of this program; use an empty directory")]
@@ -106,6 +117,11 @@ impl Volume {
     /// The header of each segment as it stood at start-up; `None` for those that were never used.
     pub fn headers(&self) -> &[Option<SegmentHeader>] {
         &self.0.headers
+    }
+
+    /// Segments that were used and have no whole header: what stood in them is lost.
+    pub fn lost_segments(&self) -> usize {
+        self.0.lost_segments
     }
 
     /// `--max_size`, in bytes.
@@ -158,12 +174,7 @@ pub fn open(config: &DiskConfig) -> Result<Volume, OpenError> {
 /// The same for a directory that another process may still use: `waits` says, and does, whether to look once more.
 pub fn open_when_free(config: &DiskConfig, mut waits: impl FnMut() -> bool) -> Result<Volume, OpenError> {
     let given = config.max_size_bytes;
-    if given < MAX_SIZE_MIN {
-        return Err(OpenError::TooSmall { given });
-    }
-    if given > MAX_SIZE_MAX {
-        return Err(OpenError::TooLarge { given });
-    }
+    check_size(given)?;
     let dir = &config.dir;
     fs::create_dir_all(dir).map_err(failed("create", dir))?;
     let super_path = dir.join("super");
@@ -172,15 +183,40 @@ pub fn open_when_free(config: &DiskConfig, mut waits: impl FnMut() -> bool) -> R
         refuse_foreign(dir)?;
     }
     let lock = loop {
-        match lock(dir) {
+        match lock(dir, true) {
             Err(OpenError::InUse { .. }) if waits() => {}
             locked => break locked?,
         }
     };
     let superblock = if exists { read_super(dir, &super_path)? } else { create(dir, given)? };
     let superblock = resize(dir, superblock, given)?;
-    let headers = read_headers(dir, &superblock)?;
-    Ok(Volume(Arc::new(Inner { _lock: lock, dir: dir.clone(), superblock, max_size: given, ack: config.ack, headers })))
+    let (headers, lost_segments) = read_headers(dir, &superblock, true)?;
+    let (max_size, ack) = (given, config.ack);
+    let inner = Inner { _lock: lock, dir: dir.clone(), superblock, max_size, ack, headers, lost_segments };
+    Ok(Volume(Arc::new(inner)))
+}
+
+/// Whether a cache can have this size, in bytes.
+pub fn check_size(given: u64) -> Result<(), OpenError> {
+    match given {
+        ..MAX_SIZE_MIN => Err(OpenError::TooSmall { given }),
+        MAX_SIZE_MIN..=MAX_SIZE_MAX => Ok(()),
+        _ => Err(OpenError::TooLarge { given }),
+    }
+}
+
+/// A `--max_size` with which the cache in `dir` stays as large as it is, in bytes: what its files take, but that the smallest one
+/// takes a little less than it is to be given. `None` when there is none, or its superblock cannot be read.
+pub fn kept_size(dir: &Path) -> io::Result<Option<u64>> {
+    let path = dir.join("super");
+    let bytes = match fs::metadata(&path) {
+        Ok(found) if found.is_file() => fs::read(&path)?,
+        Ok(_) => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let kept = superblock::decode(&bytes).ok();
+    Ok(kept.map(|superblock| (SUPER_LEN + volume_len(&superblock)).max(MAX_SIZE_MIN)))
 }
 
 /// Opens a cache directory as it is, for tools: creates, changes and resizes nothing.
@@ -189,17 +225,17 @@ pub fn open_as_is(dir: &Path) -> Result<Volume, OpenError> {
     if !super_path.try_exists().map_err(failed("look for", &super_path))? {
         return Err(OpenError::NoCache { dir: dir.into(), path: super_path });
     }
-    let lock = lock(dir)?;
+    let lock = lock(dir, false)?;
     let superblock = read_super(dir, &super_path)?;
     for (path, expected) in data_files(dir, &superblock) {
-        let found = fs::metadata(&path).map_err(failed("look at", &path))?.len();
+        let found = must_be_file(&path)?.ok_or_else(|| OpenError::NoData { path: path.clone() })?;
         if found != expected {
             return Err(OpenError::Resizing { path, found, expected });
         }
     }
-    let headers = read_headers(dir, &superblock)?;
-    let max_size = SUPER_LEN + volume_len(&superblock);
-    Ok(Volume(Arc::new(Inner { _lock: lock, dir: dir.into(), superblock, max_size, ack: Ack::Buffered, headers })))
+    let (headers, lost_segments) = read_headers(dir, &superblock, false)?;
+    let (dir, max_size, ack) = (dir.into(), SUPER_LEN + volume_len(&superblock), Ack::Buffered);
+    Ok(Volume(Arc::new(Inner { _lock: lock, dir, superblock, max_size, ack, headers, lost_segments })))
 }
 
 /// A new volume's segment length, number of segments and number of shards.
@@ -215,7 +251,8 @@ fn prev_power_of_two(number: u64) -> u64 {
     if number == 0 { 0 } else { 1 << number.ilog2() }
 }
 
-/// Makes a volume. The superblock is written last: a crash before that leaves data files that the next start removes.
+/// Makes a volume. The superblock gets its name last: a crash before that leaves `super.new`, and data files that the next start
+/// removes.
 fn create(dir: &Path, max_size: u64) -> Result<Superblock, OpenError> {
     remove_data_files(dir, 0)?;
     let (segment_len, segments, shards) = plan(max_size);
@@ -228,23 +265,24 @@ fn create(dir: &Path, max_size: u64) -> Result<Superblock, OpenError> {
     };
     let files = data_files(dir, &superblock);
     check_room(dir, files.iter().map(|(_, len)| len).sum(), &files[0].0)?;
-    for (path, len) in files {
-        if let Err(error) = rt::file::create_preallocated(&path, len) {
-            // Why ignored: the error that is reported is the first one.
-            let _ = remove_data_files(dir, 0);
-            return Err(no_room(error, &path, len));
-        }
-    }
     let (path, fresh) = (dir.join("super"), dir.join("super.new"));
     let copies = [superblock.encode(0), superblock.encode(1)].concat();
     let write = || {
         let file = OpenOptions::new().write(true).create(true).truncate(true).open(&fresh)?;
         file.write_all_at(&copies, 0)?;
         file.sync_all()?;
-        fs::rename(&fresh, &path)?;
         File::open(dir)?.sync_all()
     };
-    write().map_err(failed("write", &path))?;
+    write().map_err(failed("write", &fresh))?;
+    for (path, len) in files {
+        if let Err(error) = rt::file::create_preallocated(&path, len) {
+            // Why ignored: the error that is reported is the first one.
+            let _ = remove_data_files(dir, 0).map(|()| fs::remove_file(&fresh));
+            return Err(no_room(error, &path, len));
+        }
+    }
+    let name = || fs::rename(&fresh, &path).and_then(|()| File::open(dir)?.sync_all());
+    name().map_err(failed("write", &path))?;
     Ok(superblock)
 }
 
@@ -261,12 +299,14 @@ fn resize(dir: &Path, before: Superblock, max_size: u64) -> Result<Superblock, O
         write_super(dir, &after)?;
     }
     let files = data_files(dir, &after);
-    for (path, len) in &files {
-        let now = match fs::metadata(path) {
-            Ok(found) => Some(found.len()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(failed("look at", path)(error)),
-        };
+    let formerly = data_files(dir, &before).into_iter().map(|(_, len)| len).chain(std::iter::repeat(0));
+    for ((path, len), formerly) in files.iter().zip(formerly) {
+        let now = must_be_file(path)?;
+        let found = now.unwrap_or(0);
+        if found < formerly.min(*len) {
+            let path = path.display();
+            tracing::warn!("{path} has {found} bytes, and should have {formerly}: what stood in the rest is lost");
+        }
         match now {
             Some(now) if now == *len => {}
             Some(now) if now > *len => {
@@ -297,21 +337,47 @@ fn resize(dir: &Path, before: Superblock, max_size: u64) -> Result<Superblock, O
 }
 
 /// Refuses a directory that holds anything but what an interrupted creation leaves.
+///
+/// Why not data files alone: they are those of a cache that has lost its superblock, or of another program.
 fn refuse_foreign(dir: &Path) -> Result<(), OpenError> {
+    let begun = must_be_file(&dir.join("super.new"))?.is_some();
     for entry in fs::read_dir(dir).map_err(failed("list", dir))? {
         let name = entry.map_err(failed("list", dir))?.file_name();
         let name = name.to_string_lossy();
         if !(name == "lock" || name == "super.new" || name == "lost+found" || data_file_number(&name).is_some()) {
             return Err(OpenError::Foreign { dir: dir.into(), found: name.into_owned() });
         }
+        if !begun && data_file_number(&name).is_some() {
+            return Err(OpenError::NoSuper { dir: dir.into(), found: name.into_owned() });
+        }
     }
     Ok(())
 }
 
-fn lock(dir: &Path) -> Result<File, OpenError> {
+/// The length of a regular file; `None` when it is not there. Why: whoever opens a FIFO waits for ever.
+fn must_be_file(path: &Path) -> Result<Option<u64>, OpenError> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_file() => Ok(Some(found.len())),
+        Ok(_) => Err(OpenError::NoFile { path: path.into() }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed("look at", path)(error)),
+    }
+}
+
+/// Locks the directory. Who will not write needs no right to, once it has been locked.
+fn lock(dir: &Path, writes: bool) -> Result<File, OpenError> {
     let path = dir.join("lock");
-    let file =
-        OpenOptions::new().write(true).create(true).truncate(false).open(&path).map_err(failed("open", &path))?;
+    must_be_file(&path)?;
+    let file = match OpenOptions::new().write(true).create(true).truncate(false).open(&path) {
+        Err(error)
+            if !writes
+                && matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) =>
+        {
+            File::open(&path)
+        }
+        opened => opened,
+    };
+    let file = file.map_err(failed("open", &path))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(OpenError::InUse { dir: dir.into() }),
@@ -320,6 +386,7 @@ fn lock(dir: &Path) -> Result<File, OpenError> {
 }
 
 fn read_super(dir: &Path, path: &Path) -> Result<Superblock, OpenError> {
+    must_be_file(path)?;
     let bytes = fs::read(path).map_err(failed("read", path))?;
     match superblock::decode(&bytes) {
         Ok(superblock) => Ok(superblock),
@@ -340,32 +407,44 @@ fn write_super(dir: &Path, superblock: &Superblock) -> Result<(), OpenError> {
     write().map_err(failed("write", &path))
 }
 
-fn read_headers(dir: &Path, superblock: &Superblock) -> Result<Vec<Option<SegmentHeader>>, OpenError> {
+/// The headers of all segments, and how many of those that were used have none.
+fn read_headers(
+    dir: &Path,
+    superblock: &Superblock,
+    writes: bool,
+) -> Result<(Vec<Option<SegmentHeader>>, usize), OpenError> {
     let layout = Layout { segment_len: superblock.segment_len };
     let sums = Checksums { key: superblock.key };
     let mut files = Vec::new();
     for (path, _) in data_files(dir, superblock) {
-        files.push(File::open(&path).map_err(failed("open", &path))?);
+        // Why for writing: here it can be said what is wrong.
+        let file = OpenOptions::new().read(true).write(writes).open(&path);
+        files.push(file.map_err(failed("open", &path))?);
     }
+    let lost = AtomicUsize::new(0);
     let mut headers = vec![None; superblock.segments as usize];
     let share = headers.len().div_ceil(HEADER_READERS).max(64);
     std::thread::scope(|scope| {
         for (part, first) in headers.chunks_mut(share).zip((0..).step_by(share)) {
-            let files = &files;
+            let (files, lost) = (&files, &lost);
             scope.spawn(move || {
                 let mut bytes = vec![0u8; HEAD_LEN as usize];
                 for (header, segment) in part.iter_mut().zip(first..) {
                     let (file, offset) = Volume::file_of(layout.position(segment, 0));
                     // A header that cannot be read loses its segment, and nothing else.
-                    if files[file].read_exact_at(&mut bytes, offset).is_ok() {
+                    let is_read = files[file].read_exact_at(&mut bytes, offset).is_ok();
+                    if is_read {
                         *header = SegmentHeader::decode(&bytes, &sums, layout, segment)
                             .filter(|header| header.shard.0 < superblock.shards);
+                    }
+                    if header.is_none() && !(is_read && SegmentHeader::is_blank(&bytes)) {
+                        lost.fetch_add(1, Ordering::Relaxed);
                     }
                 }
             });
         }
     });
-    Ok(headers)
+    Ok((headers, lost.into_inner()))
 }
 
 fn volume_len(superblock: &Superblock) -> u64 {
@@ -503,9 +582,17 @@ mod tests {
         assert!(!dir.path().join("lock").exists());
         fs::remove_file(&foreign).expect("removed");
 
+        // A cache that has lost its superblock, or what another program calls so.
+        fs::write(dir.path().join("data.7"), "not ours").expect("written");
+        let error = open(&config(dir.path(), 64)).err().expect("no super");
+        assert!(matches!(error, OpenError::NoSuper { .. }) && error.to_string().contains("data.7"), "{error}");
+        assert!(dir.path().join("data.7").exists() && !dir.path().join("lock").exists());
+        fs::remove_file(dir.path().join("data.7")).expect("removed");
+
         fs::write(dir.path().join("data.0"), "left by a crash").expect("written");
         fs::write(dir.path().join("super.new"), "left by a crash").expect("written");
         drop(open(&config(dir.path(), 64)).expect("made anew"));
+        assert!(!dir.path().join("super.new").exists());
 
         let path = dir.path().join("super");
         let good = fs::read(&path).expect("read");
@@ -524,5 +611,48 @@ mod tests {
         let error = open(&DiskConfig { max_size_bytes: 60 << 40, ..config(empty.path(), 0) }).err().expect("no room");
         assert!(matches!(error, OpenError::NoSpace { .. }) && error.to_string().contains("--max_size"), "{error}");
         assert!(!empty.path().join("data.0").exists(), "cleaned up");
+    }
+
+    /// Goal: an existing cache tells its size, whatever else stands in its directory. Method: none, one with a stranger's file,
+    /// grown, its superblock damaged, and a directory in its place.
+    #[test]
+    fn a_cache_keeps_its_size() {
+        let dir = tempfile::tempdir().expect("a directory");
+        assert_eq!(kept_size(dir.path()).expect("looked"), None);
+        for mib in [64, 80] {
+            let volume = open(&config(dir.path(), mib)).expect("opened");
+            fs::write(dir.path().join("notes.txt"), [0; 5000]).expect("written");
+            let kept = kept_size(dir.path()).expect("looked").expect("a cache");
+            assert_eq!(kept, volume.allocated_bytes().max(MAX_SIZE_MIN));
+            let segments = volume.segment_count();
+            drop(volume);
+            let again = DiskConfig { max_size_bytes: kept, ..config(dir.path(), 0) };
+            assert_eq!(open(&again).expect("opened").segment_count(), segments);
+        }
+        fs::write(dir.path().join("super"), "damaged").expect("written");
+        assert_eq!(kept_size(dir.path()).expect("looked"), None);
+        fs::remove_file(dir.path().join("super")).expect("removed");
+        fs::create_dir(dir.path().join("super")).expect("made");
+        assert_eq!(kept_size(dir.path()).expect("looked"), None);
+        assert!(matches!(open(&config(dir.path(), 64)), Err(OpenError::NoFile { .. })));
+    }
+
+    /// Goal: what is lost is counted, so that an operator hears of it. Method: segments written over, by hand; a missing data file.
+    #[test]
+    fn lost_segments_are_counted() {
+        let dir = tempfile::tempdir().expect("a directory");
+        drop(open(&config(dir.path(), 64)).expect("made"));
+        let path = dir.path().join("data.0");
+        let data = OpenOptions::new().write(true).open(&path).expect("opened");
+        data.write_all_at(b"of another cache", 3 << 20).expect("written");
+        data.write_all_at(b"blank but for its content", (5 << 20) + u64::from(HEAD_LEN)).expect("written");
+        assert_eq!(open(&config(dir.path(), 64)).expect("opened").lost_segments(), 1);
+        fs::remove_file(&path).expect("removed");
+        assert!(matches!(open_as_is(dir.path()), Err(OpenError::NoData { .. })));
+        assert_eq!(open(&config(dir.path(), 64)).expect("made anew").lost_segments(), 0);
+        fs::remove_file(&path).expect("removed");
+        fs::create_dir(&path).expect("made");
+        assert!(matches!(open(&config(dir.path(), 64)), Err(OpenError::NoFile { .. })));
+        assert!(matches!(open_as_is(dir.path()), Err(OpenError::NoFile { .. })));
     }
 }

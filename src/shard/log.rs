@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 
+use super::disk::Ack;
 use super::engine::{Core, Shard, ShardState};
 use crate::limits::DISK_ALIGN;
 use crate::pure::eviction::Lease;
@@ -23,6 +24,9 @@ const LOG_BUF_LEN: usize = 256 << 10;
 /// Writes of one shard's log that may be under way.
 const FLIGHTS_MAX: usize = 2;
 const BLOCK: u32 = DISK_ALIGN as u32;
+/// Above so many parts of the log that wait for a sync, neighbours are joined and wait for the later one. Why: while syncs fail
+/// there is one for each write.
+const UNSYNCED_PARTS_MAX: usize = 256;
 
 /// Whether what was put into a buffer has reached the disk.
 #[derive(Clone, Default)]
@@ -103,6 +107,17 @@ pub(super) struct Log {
     sealing: Vec<u32>,
     /// A footer of the open segment is being written.
     checkpointing: bool,
+    /// Written, and not on stable storage yet as far as is known. Kept with `--ack durable` only.
+    unsynced: Vec<Unsynced>,
+}
+
+/// A part of the log that a sync will make durable.
+struct Unsynced {
+    segment: u32,
+    /// Offsets in the segment.
+    part: Range<u32>,
+    /// The number of that sync.
+    sync: u64,
 }
 
 /// Where a record is to be found now.
@@ -253,10 +268,40 @@ impl Log {
             let to = fill.used.min(from.saturating_add(len));
             return Whereabouts::Buffer(fill.buf.bytes()[from.min(to)..to].to_vec());
         }
+        self.flight(segment, offset).map_or(Whereabouts::Disk, |ticket| Whereabouts::Flight(ticket.clone()))
+    }
+
+    fn flight(&self, segment: u32, offset: u32) -> Option<&Ticket> {
         let mut flights = self.flights.iter();
-        match flights.find(|flight| flight.segment == segment && (flight.start..flight.end).contains(&offset)) {
-            Some(flight) => Whereabouts::Flight(flight.ticket.clone()),
-            None => Whereabouts::Disk,
+        let flight =
+            flights.find(|flight| flight.segment == segment && (flight.start..flight.end).contains(&offset))?;
+        Some(&flight.ticket)
+    }
+
+    /// The ticket of the record at `location`, while it has not been written.
+    pub(super) fn pending(&self, layout: Layout, location: u64) -> Option<Ticket> {
+        let (segment, offset) = layout.split(location * RECORD_ALIGN as u64);
+        let open = self.open.as_ref().filter(|open| open.segment == segment);
+        let fill = open.and_then(|open| open.fill.as_ref()).filter(|fill| offset >= fill.start);
+        fill.map(|fill| &fill.ticket).or_else(|| self.flight(segment, offset)).cloned()
+    }
+
+    /// The sync that makes the written record at `location` durable; 0 when that is over.
+    pub(super) fn sync_of(&self, layout: Layout, location: u64) -> u64 {
+        let (segment, offset) = layout.split(location * RECORD_ALIGN as u64);
+        let parts = self.unsynced.iter().filter(|of| of.segment == segment && of.part.contains(&offset));
+        parts.map(|of| of.sync).max().unwrap_or(0)
+    }
+
+    /// Notes that `part` of a segment has been written, and forgets what the sync `synced` has covered.
+    fn note_unsynced(&mut self, segment: u32, part: Range<u32>, sync: u64, synced: u64) {
+        self.unsynced.retain(|of| of.sync > synced);
+        let is_long = self.unsynced.len() >= UNSYNCED_PARTS_MAX;
+        match self.unsynced.last_mut() {
+            Some(last) if last.segment == segment && last.part.end == part.start && (is_long || last.sync == sync) => {
+                (last.part.end, last.sync) = (part.end, sync);
+            }
+            _ => self.unsynced.push(Unsynced { segment, part, sync }),
         }
     }
 
@@ -476,7 +521,13 @@ impl Core {
             self.write(self.layout.position(segment, start), buf, used.next_multiple_of(DISK_ALIGN)).await
         };
         let kept = match written {
-            Ok(()) => true,
+            Ok(()) => {
+                if self.ack == Ack::Durable {
+                    let (part, sync) = (start..start + used as u32, self.next_sync());
+                    shard.state.with(|state| state.log.note_unsynced(segment, part, sync, self.synced()));
+                }
+                true
+            }
             Err(buf) => {
                 let records = if start == 0 { HEAD_LEN as usize..used } else { 0..used };
                 self.rescue(shard, Unwritten { segment, generation, buf, start, records }).await

@@ -157,7 +157,8 @@ impl Core {
             // A failed write has taken its records out of the index.
             ticket.wait().await;
         }
-        all && rest.is_empty()
+        // What was durable is so until its copy is.
+        all && rest.is_empty() && (survivors.is_empty() || self.wait_durable(self.next_sync()).await.is_ok())
     }
 
     /// Copies neighbouring survivors forward. False when there was no room for one of them.

@@ -87,10 +87,10 @@ impl<D: BlobDisk> Session<D> {
             return Err(StoreError::TooShort { expected: self.digest, actual });
         }
         check_hash(self.digest, self.sha.clone())?;
-        let key = worker.cas_key(&self.digest);
-        if worker.disk().contains(&key) {
+        if worker.holds(&self.digest).await? {
             return Ok(PutOutcome::AlreadyPresent);
         }
+        let key = worker.cas_key(&self.digest);
         if is_small(&self.digest) {
             let raw = Bytes::from(std::mem::take(&mut self.open_frame));
             worker.store_small(&key, &[raw], None).await?;
@@ -101,7 +101,7 @@ impl<D: BlobDisk> Session<D> {
         }
         let writer = self.writer.take().expect("a blob of more than one frame has sealed one");
         // Two uploads of one blob may end together: the second drops its copy.
-        if worker.disk().contains(&key) {
+        if worker.holds(&self.digest).await? {
             return Ok(PutOutcome::AlreadyPresent);
         }
         writer.commit().await.map_err(|error| store_error(error, self.digest))?;

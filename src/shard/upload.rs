@@ -538,7 +538,7 @@ impl<D: BlobDisk> Task<D> {
     }
 
     async fn consume(&mut self, data: Vec<Bytes>) -> UploadAck {
-        if self.worker.disk().contains(&self.worker.cas_key(&self.key.digest)) {
+        if self.worker.holds(&self.key.digest).await.map_err(UploadEnd::Failed)? {
             return Err(UploadEnd::AlreadyPresent);
         }
         self.session.write(&self.worker, &data).await.map_err(UploadEnd::Failed)?;

@@ -325,7 +325,7 @@ impl<D: BlobDisk> Worker<D> {
 
     pub async fn upload_status(&self, key: &UploadKey) -> Result<UploadStatus, StoreError> {
         self.0.disk.ready(&key.digest.hash).await;
-        if self.0.disk.contains(&self.cas_key(&key.digest)) {
+        if self.holds(&key.digest).await? {
             return Ok(UploadStatus { committed: key.digest.size, complete: true });
         }
         Ok(UploadStatus { committed: self.0.uploads.report(&self.session(key.clone())), complete: false })
@@ -415,7 +415,12 @@ impl<D: BlobDisk> Worker<D> {
             return Err(StoreError::BlobTooLarge { digest: *digest, max });
         }
         self.0.disk.ready(&digest.hash).await;
-        Ok(self.0.disk.contains(&self.cas_key(digest)))
+        self.holds(digest).await
+    }
+
+    /// Whether a blob is here as `--ack` promises it, so that an upload of it is over. Waits for that, if need be.
+    pub(super) async fn holds(&self, digest: &Digest) -> Result<bool, StoreError> {
+        self.0.disk.holds(&self.cas_key(digest)).await.map_err(|error| store_error(error, *digest))
     }
 
     /// Runs what waits for a backend, outside of the bound on requests: nobody else must wait for that.

@@ -192,6 +192,24 @@ def test_headers_of_segments(filled):
     check_clean(filled)
 
 
+def test_a_segment_of_frames_that_is_gone(filled):
+    # Zeros, as if it had never been used: the commits in the log tell what stood there.
+    content = filled.content(3 * MIB + 77)
+    segments = {filled.data.find(content.read(at, 64))[0] // MIB for at in (0, 2 * MIB)}
+    with open(filled.data.path, "r+b") as file:
+        for segment in segments:
+            file.seek(segment * MIB)
+            file.write(bytes(MIB))
+    run = tool("check", filled.directory, "--json")
+    keys = {entry["key"] for entry in run.json["positions"]}
+    assert run.code == 1 and set(run.json["kinds"]) == {"chunks"}, run
+    assert f"cas {content.hash}/{content.size}" in keys, run
+    run = tool("check", filled.directory, "--json", "--repair")
+    assert run.code == 0 and run.json["repaired"] == run.json["broken"] == len(keys), run
+    check_clean(filled)
+    filled.check_served(but=[other.hash for other in filled.contents if f"cas {other.hash}/{other.size}" in keys])
+
+
 @pytest.mark.parametrize("offset", [0, 12, 24, 56, -8, -16], ids=["magic", "length", "generation", "sum", "list", "word"])
 def test_footers(filled, offset):
     position = filled.data.find(FOOTER)[0]

@@ -348,3 +348,21 @@ def test_sighup(home, fresh):
         assert server.log.count(" in=") == lines, "no access lines any more"
         reload("access_log_level: none\n", "max_blob_size was 500, is now 9223372036854775807")
     server.stop()
+
+
+@pytest.mark.parametrize(
+    "flag, text",
+    [("--htpasswd_file", "no user"), ("--token_file", "write short"), ("--tls_cert_file", "no certificate"),
+     ("--max_size", "0.001"), ("--log_level", "loud"), ("--log_level", "info,debgu")],
+)  # fmt: skip
+def test_a_check_of_the_configuration_finds_what_a_start_would(flag, text):
+    home = scratch("checked")
+    value = text
+    if flag.endswith("_file"):
+        (home / "file").write_text(text + "\n")
+        value = str(home / "file")
+    arguments = [f"{flag}={value}"] + [f"--tls_key_file={value}"] * (flag == "--tls_cert_file")
+    code, _, log = run(f"--dir={home}/cache", "--check_config", *arguments)
+    assert code != 0 and flag.removeprefix("--") in log, (code, log)
+    assert not (home / "cache").exists()
+    shutil.rmtree(home)

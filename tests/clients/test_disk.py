@@ -1,6 +1,7 @@
 """Goal: the cache keeps to its directory and size, says what is wrong with a directory, and never serves damaged bytes.
 Method: directories of every kind are given to it; it is filled over and over; single bytes on disk are flipped."""
 
+import os
 import pathlib
 import random
 
@@ -10,6 +11,7 @@ from content import unique
 from reapi import Client, Code, blob_name, digest, digest_of, fails, message, upload_name, write_requests
 from server import Server, StartError, scratch
 from streams import check_read
+from tools import tool
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -69,6 +71,67 @@ def test_a_directory_with_other_files():
     finally:
         server.close()
     assert blob.read_bytes() == b"of another"
+
+
+def test_a_cache_without_its_superblock(fresh):
+    # Data files that nothing is known of: those of a cache that could still be put together, or of another program.
+    server = fresh(max_size="0.0625")
+    with Client(server.address) as client:
+        key = client.put(b"kept until super is back")
+    server.stop()
+    named = server.directory / "super"
+    kept = named.read_bytes()
+    named.unlink()
+    error = start_error(["super"], directory=server.directory, max_size="0.0625")
+    assert str(server.directory) in error.log
+    named.write_bytes(kept)
+    server.start()
+    with Client(server.address) as client:
+        assert not client.missing(key)
+
+
+def test_lost_data_files_are_named(fresh):
+    # Gone, cut, of another cache: the server starts, and the log says that something is lost.
+    server = fresh(max_size="0.0625", ack="flushed")
+
+    def harm(work) -> str:
+        with Client(server.address) as client:
+            client.put(unique(1000).bytes())
+        server.stop()
+        work(server.directory / "data.0")
+        server.start()
+        return server.log
+
+    assert "is lost" not in server.log
+    assert "data.0 has 0 bytes" in harm(pathlib.Path.unlink)
+    assert f"data.0 has {3 * MIB} bytes" in harm(lambda path: os.truncate(path, 3 * MIB))
+    other = fresh(max_size="0.0625")
+    with Client(other.address) as client:
+        client.put(unique(1000).bytes())
+    other.stop()
+    assert "1 of 63 segments" in harm(lambda path: path.write_bytes((other.directory / "data.0").read_bytes()))
+
+
+@pytest.mark.parametrize("name", ["super", "lock", "data.0"])
+def test_no_file_where_one_should_be(fresh, name):
+    # Whoever opens a FIFO waits for ever.
+    server = fresh(max_size="0.0625")
+    server.stop()
+    (server.directory / name).unlink()
+    os.mkfifo(server.directory / name)
+    start_error(["no regular file"], directory=server.directory, max_size="0.0625")
+    for command in ("check", "stats"):
+        run = tool(command, server.directory)
+        assert run.code == 2 and "no regular file" in run.err, run
+
+
+def test_a_cache_keeps_its_size(fresh):
+    # Whatever else lies in the directory.
+    server = fresh(max_size="0.0625")
+    size = (server.directory / "data.0").stat().st_size
+    (server.directory / "notes").write_bytes(bytes(5 * MIB))
+    server.restart(max_size=None)
+    assert (server.directory / "data.0").stat().st_size == size
 
 
 @pytest.mark.parametrize("size", ["0.00001", "0.001"])
