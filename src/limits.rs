@@ -395,9 +395,9 @@ pub const FLIGHTS_RUNNING_MAX: usize = 128;
 pub const FLIGHT_HELD_LEN: u64 = FLIGHT_WINDOW_LEN + 3 * FRAME_LEN as u64;
 /// Raw bytes of an object on its way that are held for its readers.
 pub const FLIGHT_WINDOW_LEN: u64 = 512 << 10;
+/// How long an answer keeps its memory while it may be a backend that it waits for; then others have it meanwhile.
+pub const BACKEND_HOLD_MS: u64 = 50;
 /// How long an object on its way waits for its foremost reader before it goes on without.
 pub const READER_WAIT_MS: u64 = 100;
 /// Requests on one core that wait for one backend; with more, what is not here is a miss at once.
 pub const BACKEND_WAITING_MAX: usize = 16_384;
-/// Uploads of one backend that wait on a core for the queue of its owner.
-pub const BACKEND_OUTBOX_MAX: usize = 1 << 16;

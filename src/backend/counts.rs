@@ -12,7 +12,6 @@ pub(super) struct Counts {
     pub throttles: Rc<Counter>,
     pub short_circuits: Counter,
     pub failures: Counter,
-    pub refused: Counter,
     pub read_times: Times,
     pub head_times: Times,
     pub upload_times: Times,
@@ -36,7 +35,6 @@ impl Counts {
         into.add_labels(Metric::S3Throttles, label(), &*self.throttles);
         into.add_labels(Metric::S3ShortCircuits, label(), &self.short_circuits);
         into.add_labels(Metric::S3Failures, label(), &self.failures);
-        into.add_labels(Metric::S3OwedRejected, label(), &self.refused);
         for (operation, times) in [("get", &self.read_times), ("head", &self.head_times), ("put", &self.upload_times)] {
             into.add_histogram(Metric::S3RequestTime, vec![name.to_owned().into(), operation.into()], &times.0);
         }

@@ -22,7 +22,7 @@ use crate::rt;
 use crate::rt::local::{Event, Local};
 use crate::rt::tcp::TcpConn;
 
-pub use hyper::{HeaderMap, Method, Request};
+pub use hyper::{HeaderMap, Method, Request, Uri};
 
 /// The server that a pool talks to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -160,6 +160,11 @@ impl Response {
     /// A header's text.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+
+    /// Whether the end of the body can be told from a broken connection.
+    pub fn is_delimited(&self) -> bool {
+        self.content_length().is_some() || self.headers.contains_key("transfer-encoding")
     }
 
     /// `Content-Length`.

@@ -1,15 +1,18 @@
-//! The ledger of one backend's unfinished uploads on disk. What is noted reaches the file within a fraction of a
-//! millisecond, so it survives the end of the process; about once a second it is synced, so most survives a power cut.
+//! The ledger of one backend's unfinished uploads on disk. Who notes something can wait until it stands in the file, and so
+//! survives the end of the process; about once a second the file is synced, so most survives a power cut.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::limits::{BACKEND_LEDGER_RETRY_MS, BACKEND_LEDGER_STRUCK_MIN, BACKEND_LEDGER_SYNC_MS};
 use crate::pure::ledger::{ENTRY_LEN, Entry, Owed, replay};
 use crate::rt;
+use crate::rt::aside::Aside;
+use crate::rt::channel::ReplyTo;
 use crate::rt::local::{Event, Local};
 
 /// A ledger, open for notes. Clones share it.
@@ -27,11 +30,17 @@ struct Inner {
 struct State {
     /// Not written yet.
     pending: Vec<u8>,
+    /// Who waits for that.
+    waiting: Vec<ReplyTo<()>>,
     /// Entries in the file, or on their way there.
     entries: usize,
     /// The writer has taken what was pending and is not done.
     writing: bool,
+    /// The file is being synced. Why beside the writes: they would wait for the drive, and who stores a blob for them.
+    syncing: bool,
     stopping: bool,
+    /// The writer has ended.
+    ended: bool,
     /// When the file could not be written. From then on nothing is noted, until it is written anew.
     broken: Option<Instant>,
 }
@@ -99,7 +108,7 @@ impl Ledger {
             changed: Event::default(),
             flushed: Event::default(),
         }));
-        rt::spawn(ledger.clone().write(file));
+        rt::spawn(ledger.clone().write(file, Aside::start("ledger", 1, 1)?));
         Ok((ledger, unfinished))
     }
 
@@ -111,6 +120,21 @@ impl Ledger {
     /// Strikes an upload out.
     pub fn strike(&self, owed: Owed) {
         self.append(&Entry::Struck(owed));
+    }
+
+    /// Answers as soon as all that was noted stands in the file, or cannot.
+    pub fn tell_when_written(&self, waiting: ReplyTo<()>) {
+        let waits = self.0.state.with(|state| {
+            let waits = (!state.pending.is_empty() || state.writing) && state.broken.is_none() && !state.ended;
+            if waits {
+                state.waiting.push(waiting);
+                return None;
+            }
+            Some(waiting)
+        });
+        if let Some(waiting) = waits {
+            waiting.send(());
+        }
     }
 
     fn append(&self, entry: &Entry) {
@@ -145,66 +169,88 @@ impl Ledger {
         self.0.changed.notify();
     }
 
-    /// Waits until all is written, and ends the writer.
+    /// Waits until all is written and synced, and ends the writer.
     pub async fn close(&self) {
         self.0.state.with(|state| state.stopping = true);
         self.0.changed.notify();
         loop {
             let flushed = self.0.flushed.wait();
-            if self.0.state.with(|state| state.pending.is_empty() && !state.writing) {
+            if self.0.state.with(|state| state.ended) {
                 return;
             }
             flushed.await;
         }
     }
 
-    async fn write(self, file: File) {
-        let mut file = Some(file);
+    async fn write(self, file: File, syncer: Aside) {
+        let mut file = Some(Arc::new(file));
         let mut synced = rt::time::now();
         let mut dirty = false;
         loop {
             let changed = self.0.changed.wait();
-            let (pending, stopping) = self.0.state.with(|state| {
+            let (pending, waiting, syncing, stopping) = self.0.state.with(|state| {
                 state.writing = !state.pending.is_empty();
-                (std::mem::take(&mut state.pending), state.stopping)
+                let (pending, waiting) = (std::mem::take(&mut state.pending), std::mem::take(&mut state.waiting));
+                (pending, waiting, state.syncing, state.stopping)
             });
-            let sync = dirty && (stopping || synced.elapsed() >= SYNC);
-            if pending.is_empty() && !sync {
-                self.0.flushed.notify();
-                if stopping {
-                    return;
+            if !pending.is_empty() {
+                let (path, last) = (self.0.path.clone(), file.take());
+                let written = rt::blocking(move || store(last, &path, &pending)).await;
+                self.0.state.with(|state| state.writing = false);
+                match written {
+                    Ok(Ok(same)) => (file, dirty) = (Some(same), true),
+                    Ok(Err(error)) => {
+                        self.give_up(&error);
+                        dirty = false;
+                    }
+                    Err(error) => unreachable!("writing does not panic: {error}"),
                 }
-                let wait = if dirty { SYNC.saturating_sub(synced.elapsed()) } else { Duration::MAX };
-                let _ = rt::time::timeout(wait, changed).await;
+            }
+            waiting.into_iter().for_each(|waiting| waiting.send(()));
+            let due = dirty && !syncing && (stopping || synced.elapsed() >= SYNC);
+            if let Some(file) = file.clone().filter(|_| due) {
+                (dirty, synced) = (false, rt::time::now());
+                self.0.state.with(|state| state.syncing = true);
+                rt::spawn(self.clone().sync(file, syncer.clone()));
                 continue;
             }
-            let path = self.0.path.clone();
-            let last = file.take();
-            let written = rt::blocking(move || store(last, &path, &pending, sync)).await;
-            self.0.state.with(|state| state.writing = false);
-            match written {
-                Ok(Ok(same)) => {
-                    file = Some(same);
-                    dirty = !sync;
-                }
-                Ok(Err(error)) => {
-                    tracing::error!(
-                        path = %self.0.path.display(),
-                        "cannot write the ledger of uploads: {error}. Until it can be written again, a restart forgets \
-                         what is unfinished"
-                    );
-                    self.0.state.with(|state| {
-                        state.broken = Some(rt::time::now());
-                        state.pending = Vec::new();
-                    });
-                    dirty = false;
-                }
-                Err(error) => unreachable!("writing does not panic: {error}"),
+            self.0.flushed.notify();
+            if self.0.state.with(|state| !state.pending.is_empty()) {
+                continue;
             }
-            if sync {
-                synced = rt::time::now();
+            if stopping && !dirty && !syncing {
+                self.0.state.with(|state| state.ended = true);
+                self.0.flushed.notify();
+                return;
             }
+            let wait = if dirty && !syncing { SYNC.saturating_sub(synced.elapsed()) } else { Duration::MAX };
+            let _ = rt::time::timeout(wait, changed).await;
         }
+    }
+
+    async fn sync(self, file: Arc<File>, syncer: Aside) {
+        // There is one of these at a time, so that there is room for it.
+        match syncer.run(Duration::MAX, move || file.sync_data()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.give_up(&error),
+            Err(error) => unreachable!("syncing does not panic: {error}"),
+        }
+        self.0.state.with(|state| state.syncing = false);
+        self.0.changed.notify();
+    }
+
+    /// The file takes nothing.
+    fn give_up(&self, error: &io::Error) {
+        tracing::error!(
+            path = %self.0.path.display(),
+            "cannot write the ledger of uploads: {error}. Until it can be written again, a restart forgets what is unfinished"
+        );
+        let waiting = self.0.state.with(|state| {
+            state.broken = Some(rt::time::now());
+            state.pending = Vec::new();
+            std::mem::take(&mut state.waiting)
+        });
+        waiting.into_iter().for_each(|waiting| waiting.send(()));
     }
 }
 
@@ -215,15 +261,12 @@ const SYNC: Duration = Duration::from_millis(BACKEND_LEDGER_SYNC_MS);
 const RENEW: [u8; ENTRY_LEN] = [0xff; ENTRY_LEN];
 
 /// `file` is none where the last write failed: then `pending` begins with `RENEW`.
-fn store(file: Option<File>, path: &Path, pending: &[u8], sync: bool) -> io::Result<File> {
+fn store(file: Option<Arc<File>>, path: &Path, pending: &[u8]) -> io::Result<Arc<File>> {
     if let Some(whole) = pending.strip_prefix(&RENEW) {
-        return replace(path, whole);
+        return replace(path, whole).map(Arc::new);
     }
-    let mut file = file.ok_or_else(|| io::Error::other("there is no file"))?;
-    file.write_all(pending)?;
-    if sync {
-        file.sync_data()?;
-    }
+    let file = file.ok_or_else(|| io::Error::other("there is no file"))?;
+    (&*file).write_all(pending)?;
     Ok(file)
 }
 
@@ -291,7 +334,7 @@ mod tests {
                 changed: Event::default(),
                 flushed: Event::default(),
             }));
-            rt::spawn(ledger.clone().write(full));
+            rt::spawn(ledger.clone().write(full, Aside::start("ledger", 1, 1).expect("a thread")));
             ledger.note(upload(1));
             loop {
                 let flushed = ledger.0.flushed.wait();
@@ -330,19 +373,31 @@ mod tests {
         });
     }
 
-    /// Goal: a note reaches the file without a close, as a kill needs. Method: wait for the file to grow, then read it.
+    /// Goal: who is told that all is written finds all that was noted in the file, without a close, as a kill needs.
+    /// Method: notes in groups while the writer runs, the file read at each answer; then an answer where nothing is due.
     #[test]
     fn notes_are_written_at_once() {
         block_on(async {
             let dir = tempfile::tempdir().expect("a directory");
             let path = path(dir.path(), "b");
             let (ledger, _) = Ledger::open(path.clone()).await.expect("it opens");
-            ledger.note(upload(1));
-            while std::fs::read(&path).map_or(0, |content| content.len()) < 2 * ENTRY_LEN {
-                rt::time::sleep(Duration::from_millis(1)).await;
+            for group in 0..20u8 {
+                let noted: Vec<_> = (0..3).map(|number| upload(3 * group + number)).collect();
+                noted.iter().for_each(|noted| ledger.note(noted.clone()));
+                let (waiting, written) = crate::rt::channel::reply();
+                ledger.tell_when_written(waiting);
+                if group % 2 == 0 {
+                    written.recv().await.expect("an answer");
+                    let (unfinished, damaged) = replay(&std::fs::read(&path).expect("the file"));
+                    assert!(damaged == 0 && noted.iter().all(|noted| unfinished.contains(noted)), "group {group}");
+                }
             }
-            let content = std::fs::read(&path).expect("the file");
-            assert_eq!(replay(&content), (vec![upload(1)], 0));
+            for _ in 0..2 {
+                let (waiting, written) = crate::rt::channel::reply();
+                ledger.tell_when_written(waiting);
+                written.recv().await.expect("an answer");
+                ledger.close().await;
+            }
         });
     }
 }

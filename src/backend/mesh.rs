@@ -31,10 +31,11 @@ pub enum Note {
     Throttled {
         backend: BackendIndex,
     },
-    /// A record was stored that the backend should have.
+    /// A record is being stored that the backend should have. Answered when this is noted on disk, or cannot be.
     Upload {
         backend: BackendIndex,
         upload: Upload,
+        noted: ReplyTo<()>,
     },
     /// The backend says that this generation of credentials has expired.
     Expired {

@@ -195,7 +195,10 @@ impl Owned {
         match note {
             Note::Evidence { evidence, .. } => self.handle_evidence(evidence),
             Note::Throttled { .. } => self.0.queue.with(UploadQueue::throttled),
-            Note::Upload { upload, .. } => self.push(upload),
+            Note::Upload { upload, noted, .. } => {
+                self.push(upload);
+                self.0.ledger.tell_when_written(noted);
+            }
             Note::Expired { generation, .. } => {
                 if generation == self.0.generation.get() {
                     self.0.expired.notify();

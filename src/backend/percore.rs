@@ -1,8 +1,9 @@
 //! The backends as one core sees them. Reads ask nobody but the backend: the breaker's state and the credentials are
 //! here already.
 
+mod presence;
+
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -18,18 +19,16 @@ use super::s3::{Client, Condition, Hooks, Object, PutOutcome, S3Error, Source};
 use super::settings::{Patience, Settings};
 use super::tls::{Tls, Trust};
 use crate::limits::{
-    BACKEND_ABSENT_MS, BACKEND_EXISTENCE_LEN, BACKEND_HEADS_MAX, BACKEND_LOG_MS, BACKEND_OUTBOX_MAX,
-    BACKEND_PRESENT_MS, BACKEND_WRONG_MAX,
+    BACKEND_ABSENT_MS, BACKEND_EXISTENCE_LEN, BACKEND_HEADS_MAX, BACKEND_LOG_MS, BACKEND_PRESENT_MS, BACKEND_WRONG_MAX,
 };
 use crate::metrics::{Metric, Snapshot};
 use crate::pure::breaker_view::{BreakerView, Health, Ticket};
-use crate::pure::digest::{Digest, Hash};
+use crate::pure::digest::Hash;
 use crate::pure::existence::{Existence, ExistenceLimits};
 use crate::pure::scope::{Scope, Selection};
 use crate::pure::upload_queue::{ObjectKind, Upload};
 use crate::rt;
-use crate::rt::channel::Receiver;
-use crate::rt::join::for_each_bounded;
+use crate::rt::channel::{self, Receiver};
 use crate::rt::lane::Lane;
 use crate::rt::local::{Event, Local, Permits};
 
@@ -101,7 +100,6 @@ struct One {
     /// The lane to the owner.
     lanes: Rc<[Lane<Note>]>,
     owner: usize,
-    outbox: Local<Outbox>,
     epoch: Instant,
     counts: Counts,
     /// Existence checks that may run.
@@ -127,15 +125,8 @@ impl Bucket {
     }
 }
 
-/// Uploads on their way to the owner's queue.
-#[derive(Default)]
-struct Outbox {
-    waiting: VecDeque<Upload>,
-    /// A task sends them.
-    is_sent: bool,
-}
-
-/// An object on its way, whose end tells the breaker how the backend is.
+/// An object on its way, whose end tells the breaker how the backend is: broken off by itself, well by `ended_well`, and
+/// nothing when it is dropped, or is not what its name says.
 pub struct ReadBody {
     object: Object,
     backend: Backend,
@@ -154,13 +145,15 @@ impl ReadBody {
         let next = self.object.next().await;
         match &next {
             Ok(Some(_)) => {}
-            Ok(None) => {
-                self.backend.0.counts.read_times.0.observe_time(self.begun.elapsed());
-                self.backend.report(self.ticket, Health::Good);
-            }
+            Ok(None) => self.backend.0.counts.read_times.0.observe_time(self.begun.elapsed()),
             Err(error) => self.backend.failed(self.ticket, "read", error),
         }
         next
+    }
+
+    /// It has come to its end, and is what it should be.
+    pub fn ended_well(self) {
+        self.backend.report(self.ticket, Health::Good);
     }
 }
 
@@ -244,81 +237,6 @@ impl Backend {
         }
     }
 
-    /// Which of these blobs the backend has, as far as it says within the time allowed; what it does not say counts as
-    /// absent. While the breaker is not closed that is all, known or not: nobody could read them.
-    pub async fn present(&self, digests: &[Digest], scope: &Scope) -> Vec<bool> {
-        let (now, bucket) = (self.now(), self.bucket(scope));
-        self.note_unnamed(scope, Operation::Contains);
-        let mut present = vec![false; digests.len()];
-        if self.0.view.with(|view| view.admit()).is_none() {
-            self.0.counts.short_circuits.count();
-            return present;
-        }
-        let mut unknown = Vec::new();
-        for (at, digest) in digests.iter().enumerate() {
-            let (_, key) = scope.cas_key(&digest.hash);
-            if digest.size > self.0.settings.max_proxy_blob_size || bucket.is_wrong(&key) {
-                continue;
-            }
-            match bucket.existence.with(|existence| existence.get(&key, now)) {
-                Some(known) => present[at] = known,
-                None => unknown.push(at),
-            }
-        }
-        if unknown.is_empty() {
-            return present;
-        }
-        let (found, ended) = (Local::new(present), Event::default());
-        let (left, waited) = (Local::new(unknown.len()), ended.wait());
-        let until = rt::time::now() + self.0.patience.get().existence;
-        // Why apart: who asks waits for a while only, but the answers are worth having, and the breaker must learn of a
-        // store that gives none. Checks that have not begun by then are not made.
-        let name = |at: usize| Upload { kind: ObjectKind::Cas, digest: digests[at], scope: scope.clone() };
-        let (backend, asked) = (self.clone(), unknown.iter().map(|&at| (at, name(at))).collect());
-        let shared = found.clone();
-        rt::spawn(async move {
-            let checks = for_each_bounded(asked, BACKEND_HEADS_MAX, |(at, name): (usize, Upload)| {
-                let (backend, found, left, ended) = (backend.clone(), shared.clone(), left.clone(), ended.clone());
-                async move {
-                    let permit = rt::time::race(rt::time::deadline(until), backend.0.heads.take()).await;
-                    let is_there = match permit {
-                        rt::time::Either::Left(()) => false,
-                        rt::time::Either::Right(_permit) => backend.exists(&name).await,
-                    };
-                    found.with(|found| found[at] = is_there);
-                    let last = left.with(|left| {
-                        *left -= 1;
-                        *left == 0
-                    });
-                    if last {
-                        ended.notify();
-                    }
-                }
-            });
-            rt::time::race(checks, backend.stopped()).await;
-        });
-        rt::time::race(waited, rt::time::deadline(until)).await;
-        found.with(|found| found.clone())
-    }
-
-    async fn exists(&self, name: &Upload) -> bool {
-        let one = &*self.0;
-        let Some(ticket) = one.view.with(|view| view.admit()) else { return false };
-        let begun = rt::time::now();
-        match self.bucket(&name.scope).client.head(&self.key(name), super::s3::HEAD_TIME).await {
-            Ok(found) => {
-                one.counts.head_times.0.observe_time(begun.elapsed());
-                self.report(ticket, Health::Good);
-                self.learn(name, found.is_some());
-                found.is_some()
-            }
-            Err(error) => {
-                self.failed(ticket, "existence check", &error);
-                false
-            }
-        }
-    }
-
     /// Whether an upload may be tried now.
     pub fn takes_uploads(&self) -> bool {
         self.0.view.with(|view| view.admit()).is_some()
@@ -383,33 +301,21 @@ impl Backend {
         });
     }
 
-    /// A record was stored here: the backend should have it.
-    pub fn wants(&self, upload: Upload) {
-        let one = &*self.0;
-        if one.settings.num_uploaders == 0 {
+    /// A record is about to be stored here, and the backend should then have it. Returns when the end of the process would not
+    /// make us forget that.
+    pub async fn wants(&self, upload: Upload) {
+        if self.0.settings.num_uploaders == 0 {
             return;
         }
         self.note_unnamed(&upload.scope, Operation::Upload);
-        let (kept, starts) = one.outbox.with(|outbox| {
-            let kept = outbox.waiting.len() < BACKEND_OUTBOX_MAX;
-            if kept {
-                outbox.waiting.push_back(upload);
-            }
-            (kept, kept && !std::mem::replace(&mut outbox.is_sent, true))
+        let (noted, is_noted) = channel::reply();
+        let note = Note::Upload { backend: self.0.index, upload, noted };
+        let told = Box::pin(async {
+            self.tell(note).await;
+            is_noted.recv().await
         });
-        if !kept {
-            one.counts.refused.count();
-        }
-        if starts {
-            rt::spawn(self.clone().send_outbox());
-        }
-    }
-
-    async fn send_outbox(self) {
-        while let Some(upload) = self.0.outbox.with(|outbox| outbox.waiting.pop_front()) {
-            self.tell(Note::Upload { backend: self.0.index, upload }).await;
-        }
-        self.0.outbox.with(|outbox| outbox.is_sent = false);
+        // Where the owner has gone away, the process ends.
+        let _ = rt::time::race(told, self.stopped()).await;
     }
 
     /// Resolves when the backends are no longer wanted.
@@ -534,7 +440,6 @@ impl Backends {
                 reporting: Cell::new(false),
                 lanes: lanes.clone(),
                 owner,
-                outbox: Local::new(Outbox::default()),
                 epoch,
                 counts,
                 heads: Permits::new(BACKEND_HEADS_MAX),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::credentials::Holder;
-use super::http::{Body, HttpError, Method, OutBody, Pool, PoolTimes, Request, Response};
+use super::http::{Body, HeaderMap, HttpError, Method, OutBody, Pool, PoolTimes, Request, Response, Uri};
 use super::settings::{BackendSettings, Bucket, Dialect};
 use super::tls::Tls;
 use crate::limits::{BACKEND_ERROR_BODY_MAX, BACKEND_HEAD_MS, BACKEND_SPEED_FLOOR, WORK_SLICE_LEN};
@@ -268,6 +268,14 @@ impl Client {
             call.headers.push(("range", format!("bytes=0-{}", limit.max(1) - 1)));
         }
         match within(head.min(total), "answer", self.call(&call, &OutBody::empty)).await? {
+            // Why refused: nobody asked for a part, or for nothing; and where no length is said, a broken connection cannot
+            // be told from the end.
+            Answer::Ok(response) if limit.is_none() && response.status != 200 => {
+                Err(unexpected("this status is no answer to a read", response.status))
+            }
+            Answer::Ok(response) if !response.is_delimited() => {
+                Err(unexpected("the answer does not say where it ends", response.status))
+            }
             Answer::Ok(response) => Ok(Some(Object {
                 content_length: response.content_length(),
                 body: response.body,
@@ -281,6 +289,19 @@ impl Client {
 
     /// An object's length in bytes, 0 where the backend does not say. `None` when there is none.
     pub async fn head(&self, key: &str, total: Duration) -> Result<Option<u64>, S3Error> {
+        let known = self.0.region.with(|region| region.clone());
+        let mut asked = self.ask_head(key, total).await;
+        if let Err(S3Error::Refused { status: 301 | 400, .. }) = asked {
+            // The region may be wrong, and the answer to a HEAD has no document that would name the right one.
+            let _ = self.list("").await;
+            if self.0.region.with(|region| *region != known) {
+                asked = self.ask_head(key, total).await;
+            }
+        }
+        asked
+    }
+
+    async fn ask_head(&self, key: &str, total: Duration) -> Result<Option<u64>, S3Error> {
         let call = Call::new(Operation::Read, Method::HEAD, key);
         match within(HEAD_TIME.min(total), "answer", self.call(&call, &OutBody::empty)).await? {
             Answer::Ok(mut response) => {
@@ -321,7 +342,14 @@ impl Client {
         }
         let mut settled = 0;
         loop {
-            let mut response = match self.call(&call, &body).await? {
+            let answer = match self.call(&call, &body).await {
+                // It may not take its own header beside a signature of AWS' kind.
+                Err(S3Error::Refused { status: 400, .. }) if self.0.settings.dialect == Dialect::Google => {
+                    Answer::NotImplemented
+                }
+                answer => answer?,
+            };
+            let mut response = match answer {
                 Answer::Ok(response) => response,
                 Answer::Exists => return Ok(PutOutcome::AlreadyExists),
                 Answer::NotImplemented if call.headers.len() > 1 => {
@@ -346,7 +374,7 @@ impl Client {
                     return Err(S3Error::Refused { status: 0, code, message: String::new() });
                 }
             };
-            while response.body.next().await?.is_some() {}
+            finish(&mut response.body).await;
             return Ok(PutOutcome::Created);
         }
     }
@@ -359,7 +387,8 @@ impl Client {
         let mut call = Call { schedule: Schedule::Patient, ..Call::new(Operation::Write, Method::POST, key) };
         call.query.push(("uploads", ""));
         let begun = self.document(&call, &OutBody::empty).await?;
-        let id = s3_message::parse_upload_id(&begun).ok_or_else(|| unexpected("no UploadId in the answer"))?;
+        let id = s3_message::parse_upload_id(&begun).filter(|id| id.len() <= UPLOAD_ID_LEN_MAX);
+        let id = id.ok_or_else(|| unexpected("no UploadId in the answer", 200))?;
         let put = self.put_all_parts(key, source, &id).await;
         if put.is_err() {
             let mut call = Call::new(Operation::Read, Method::DELETE, key);
@@ -382,11 +411,11 @@ impl Client {
             (call.schedule, call.payload) = (Schedule::Patient, self.payload_of(body()).await?);
             call.try_time = try_time(part_len);
             let Answer::Ok(mut response) = self.call(&call, &body).await? else {
-                return Err(unexpected("a part was refused"));
+                return Err(unexpected("a part was refused", 0));
             };
-            let etag = response.header("etag").ok_or_else(|| unexpected("a part has no ETag"))?.to_owned();
-            while response.body.next().await?.is_some() {}
-            etags.push(etag);
+            let etag = response.header("etag").filter(|etag| etag.len() <= ETAG_LEN_MAX);
+            etags.push(etag.ok_or_else(|| unexpected("a part has no ETag", 200))?.to_owned());
+            finish(&mut response.body).await;
         }
         let document = Bytes::from(s3_message::complete_multipart(&etags));
         let mut call = Call::new(Operation::Write, Method::POST, key);
@@ -409,7 +438,7 @@ impl Client {
         let mut call = Call::new(Operation::Read, Method::GET, "");
         call.query = vec![("list-type", "2"), ("max-keys", "1"), ("prefix", prefix)];
         let document = within(HEAD_TIME, "answer", self.document(&call, &OutBody::empty)).await?;
-        s3_message::parse_listing(&document).ok_or_else(|| unexpected("no listing in the answer"))
+        s3_message::parse_listing(&document).ok_or_else(|| unexpected("no listing in the answer", 200))
     }
 
     /// What to sign for a body whose hash nobody knows: nothing over TLS. Without TLS it is read once more, as nothing
@@ -441,7 +470,7 @@ impl Client {
             Answer::Ok(mut response) => read_document(&mut response.body, DOCUMENT_MAX).await,
             Answer::Miss => Err(S3Error::Refused { status: 404, code: "NoSuchBucket".into(), message: String::new() }),
             Answer::Exists | Answer::Conflict | Answer::NotImplemented => {
-                Err(unexpected("the operation is not possible here"))
+                Err(unexpected("the operation is not possible here", 0))
             }
         }
     }
@@ -543,13 +572,15 @@ impl Client {
             });
         }
         let uri = if query.is_empty() { path.clone() } else { format!("{path}?{query}") };
+        let added = added.iter().map(|(name, value)| (*name, value.as_str()));
+        let head = request_head(&call.method, &uri, signed.iter().copied().chain(added));
+        // Why not taken for granted: keys and tokens come from files, variables and other servers.
+        let head = head.ok_or_else(|| S3Error::NoCredentials(UNSENDABLE.into()))?;
         let request = || {
-            let mut request = Request::builder().method(call.method.clone()).uri(uri.as_str());
-            let added = added.iter().map(|(name, value)| (*name, value.as_str()));
-            for (name, value) in signed.iter().copied().chain(added) {
-                request = request.header(name, value);
-            }
-            request.body(body()).expect("names and values are of characters that headers may have")
+            let mut request = Request::new(body());
+            (*request.method_mut(), *request.uri_mut()) = (call.method.clone(), head.0.clone());
+            *request.headers_mut() = head.1.clone();
+            request
         };
         let sent = match Box::pin(inner.pool.send(request)).await {
             Ok(mut response) if !(200..300).contains(&response.status) => {
@@ -600,8 +631,32 @@ fn try_time(len: u64) -> Duration {
     TRY_TIME_MIN + Duration::from_secs(len / BACKEND_SPEED_FLOOR)
 }
 
-fn unexpected(what: &str) -> S3Error {
-    S3Error::Server { status: 200, code: what.to_owned(), message: String::new() }
+/// The longest id of an upload in parts, and the longest ETag of a part, that are taken, in bytes.
+const UPLOAD_ID_LEN_MAX: usize = 4096;
+const ETAG_LEN_MAX: usize = 1024;
+const UNSENDABLE: &str = "the access key, the session token or the region has characters that no header may have";
+
+fn unexpected(what: &str, status: u16) -> S3Error {
+    S3Error::Server { status, code: what.to_owned(), message: String::new() }
+}
+
+/// `None` when it cannot be sent.
+fn request_head<'a>(
+    method: &Method,
+    uri: &str,
+    headers: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Option<(Uri, HeaderMap)> {
+    let mut request = Request::builder().method(method).uri(uri);
+    for (name, value) in headers {
+        request = request.header(name, value);
+    }
+    let (head, ()) = request.body(()).ok()?.into_parts();
+    Some((head.uri, head.headers))
+}
+
+/// Reads the rest of an answer that has been understood, so that the connection is used again; not if that is long.
+async fn finish(body: &mut Body) {
+    let _ = read_document(body, BACKEND_ERROR_BODY_MAX).await;
 }
 
 fn region_of(response: &Response, named: String) -> String {
@@ -621,7 +676,7 @@ async fn read_document(body: &mut Body, most: usize) -> Result<Bytes, S3Error> {
     let mut document = Vec::new();
     while let Some(piece) = body.next().await? {
         if document.len() + piece.len() > most {
-            return Err(unexpected("the document is too long"));
+            return Err(unexpected("the document is too long", 200));
         }
         document.extend_from_slice(&piece);
     }

@@ -56,12 +56,24 @@ impl Header {
         if u64::from(u32_at(4)) != 21 + 8 * entries {
             return Err(CasblobError::Inconsistent);
         }
+        // Why not more entries: a header must not say that for long there is no content.
+        let chunk_len = u64::from(u32_at(17));
+        if chunk_len == 0 || entries - 1 > raw_size.div_ceil(chunk_len) {
+            return Err(CasblobError::Inconsistent);
+        }
         let encoding = match fixed[16] {
             0 => Encoding::Identity,
             1 => Encoding::Zstd,
             other => return Err(CasblobError::Compression(other)),
         };
         Ok(Self { raw_size, encoding, entries })
+    }
+
+    /// Bytes that the object has at most, however little its content can be compressed. Source: a frame of zstd has at most
+    /// 18 bytes besides its blocks, and each block of up to 128 KiB 3, so that 1 KiB for each chunk is plenty.
+    pub fn object_len_max(&self) -> u64 {
+        let content = self.raw_size.saturating_add(self.raw_size / 64);
+        content.saturating_add(self.entries * (8 + 1024)).saturating_add(FIXED_LEN as u64)
     }
 
     /// Bytes of the table, which follows.
@@ -164,6 +176,13 @@ mod tests {
         assert_eq!(broken(16, 2), Err(CasblobError::Compression(2)));
         assert_eq!(broken(21, 1), Err(CasblobError::Inconsistent));
         assert_eq!(broken(28, 0x7f), Err(CasblobError::Inconsistent));
+        // Chunks of no bytes, and more chunks than the content has.
+        assert_eq!(broken(19, 0), Err(CasblobError::Inconsistent));
+        let (mut longer, _) = encode(5, 2, [7, 7, 7].into_iter()).expect("few chunks");
+        let fixed = |header: &[u8]| Header::parse(header[..FIXED_LEN].try_into().expect("29 bytes"));
+        assert_eq!(fixed(&longer).map(|header| header.object_len_max() >= 29 + 32 + 21), Ok(true));
+        longer[8] = 4;
+        assert_eq!(fixed(&longer), Err(CasblobError::Inconsistent));
         assert_eq!(broken(16, 0).map(|header| header.encoding), Ok(Encoding::Identity));
     }
 

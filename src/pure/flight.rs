@@ -42,13 +42,21 @@ pub struct Window {
     start: u64,
     /// Position behind the last.
     end: u64,
-    /// Bytes that are kept.
+    /// What the pieces cost together, and may cost, in bytes.
+    cost: u64,
     most: u64,
+}
+
+/// What a piece costs at least, in bytes: each has some, however short it is.
+const PIECE_COST_MIN: u64 = 256;
+
+fn cost_of(len: u64) -> u64 {
+    len.max(PIECE_COST_MIN)
 }
 
 impl Window {
     pub fn new(most: u64) -> Self {
-        Self { phase: Phase::Asking, pieces: VecDeque::new(), start: 0, end: 0, most }
+        Self { phase: Phase::Asking, pieces: VecDeque::new(), start: 0, end: 0, cost: 0, most }
     }
 
     pub fn phase(&self) -> Phase {
@@ -66,12 +74,13 @@ impl Window {
 
     /// Where the window will start when so many bytes more have come.
     pub fn start_after(&self, bytes: u64) -> u64 {
-        let mut start = self.start;
+        let (mut start, mut cost) = (self.start, self.cost + cost_of(bytes));
         for piece in &self.pieces {
-            if self.end + bytes - start <= self.most {
+            if cost <= self.most {
                 break;
             }
             start += piece.len() as u64;
+            cost -= cost_of(piece.len() as u64);
         }
         start
     }
@@ -82,7 +91,9 @@ impl Window {
         while self.start < start {
             let gone = self.pieces.pop_front().expect("the window starts at its first piece");
             self.start += gone.len() as u64;
+            self.cost -= cost_of(gone.len() as u64);
         }
+        self.cost += cost_of(piece.len() as u64);
         self.end += piece.len() as u64;
         self.pieces.push_back(piece);
     }
@@ -141,6 +152,9 @@ mod tests {
                         window.push(object.slice(sent..sent + len));
                         sent += len;
                         assert!(window.end - window.start <= most.max(len as u64), "seed {seed}");
+                        assert!(window.pieces.len() as u64 <= (most / PIECE_COST_MIN).max(1), "seed {seed}");
+                        let costs = window.pieces.iter().map(|piece| cost_of(piece.len() as u64));
+                        assert_eq!(window.cost, costs.sum::<u64>(), "seed {seed}");
                         if sent == object.len() {
                             window.enter(if fails { Phase::Failed } else { Phase::Landed });
                         }

@@ -78,7 +78,7 @@ pub fn judge(operation: Operation, status: u16, error: &ErrorBody) -> Verdict {
         "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" => return Verdict::Expired,
         "RequestTimeTooSkewed" => return Verdict::Skewed,
         "AuthorizationHeaderMalformed" | "PermanentRedirect" | "IllegalLocationConstraintException"
-            if !error.region.is_empty() =>
+            if is_region(&error.region) =>
         {
             return Verdict::Region(error.region.clone());
         }
@@ -92,12 +92,21 @@ pub fn judge(operation: Operation, status: u16, error: &ErrorBody) -> Verdict {
         409 if operation == Operation::Write => Verdict::Conflict,
         404 if operation == Operation::Read => Verdict::Miss,
         401 | 403 => Verdict::Denied,
-        408 | 500 | 502 | 504 => Verdict::Transient,
         429 | 503 => Verdict::Throttled,
         501 => Verdict::NotImplemented,
+        // Why all: those in front of a store have numbers of their own, such as Cloudflare's 520 to 527.
+        408 | 500..=599 => Verdict::Transient,
         _ => Verdict::Permanent,
     }
 }
+
+/// Whether it can be the name of a region, which goes into signatures and headers.
+fn is_region(name: &str) -> bool {
+    (1..=REGION_LEN_MAX).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+}
+
+/// The longest region's name that is believed; AWS' longest has 14 bytes.
+const REGION_LEN_MAX: usize = 64;
 
 /// `Retry-After` in seconds. A date there is not read: the clocks may differ, and our own ladder is good enough.
 pub fn parse_retry_after(value: &str) -> Option<Duration> {
@@ -258,12 +267,18 @@ mod tests {
             (Read, 400, &code("RequestTimeout"), Verdict::Transient),
             (Read, 500, &none, Verdict::Transient),
             (Read, 504, &none, Verdict::Transient),
+            (Write, 522, &none, Verdict::Transient),
+            (Read, 307, &none, Verdict::Permanent),
             (Read, 416, &code("InvalidRange"), Verdict::Permanent),
         ] {
             assert_eq!(judge(operation, status, error), verdict, "{operation:?} {status} {error:?}");
         }
         let moved = ErrorBody { region: "eu-west-1".into(), ..code("AuthorizationHeaderMalformed") };
         assert_eq!(judge(Read, 400, &moved), Verdict::Region("eu-west-1".into()));
+        for region in ["a\r\nb", "\u{e9}", "a b", &"r".repeat(65)] {
+            let moved = ErrorBody { region: region.into(), ..code("AuthorizationHeaderMalformed") };
+            assert_eq!(judge(Read, 400, &moved), Verdict::Permanent, "{region}");
+        }
         assert_eq!(parse_retry_after(" 7 "), Some(Duration::from_secs(7)));
         assert_eq!(parse_retry_after("Sun, 06 Nov 1994 08:49:37 GMT"), None);
     }

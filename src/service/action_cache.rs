@@ -8,27 +8,14 @@ use bytes::Bytes;
 use prost::Message;
 use sha2::{Digest as _, Sha256};
 
-use super::{CallContext, Outgoing, Reply, Services, Status, check_digest_function, decode, parse_digest};
+use super::{CallContext, Outgoing, Reply, ReplyMemory, Services, Status, check_digest_function, decode, parse_digest};
 use crate::limits;
 use crate::pure::action_result::{InvalidField, needs_rewrite, validate, without_contents};
 use crate::pure::digest::{Digest, Hash};
 use crate::pure::protobuf::Fields;
 use crate::rt::join::map_bounded;
-use crate::store::{ActionEntry, ActionKey, Encoding, Memory, Put, Store, StoreError, read_raw};
+use crate::store::{ActionEntry, ActionKey, Encoding, Put, Store, StoreError, bring, read_raw};
 use crate::wire::reapi::{self, ActionResult, GetActionResultRequest, UpdateActionResultRequest};
-
-/// What a reply has taken, as the store asks for it.
-struct AnswerMemory<'a, O>(&'a mut O);
-
-impl<O: Outgoing> Memory<Status> for AnswerMemory<'_, O> {
-    async fn hold(&mut self, len: usize) -> Result<(), Status> {
-        self.0.hold(len).await
-    }
-
-    fn release(&mut self) {
-        self.0.release();
-    }
-}
 
 /// `GetActionResult`. A stored result whose blobs are not all here never gets to this point (see `store::complete`).
 pub async fn get_action_result<S: Store>(
@@ -42,7 +29,7 @@ pub async fn get_action_result<S: Store>(
     let key = action_key(services, &request.instance_name, request.action_digest.as_ref())?;
     out.hold(limits::ACTION_READ_HELD_LEN).await?;
     let check = services.options.check_actions;
-    let entry = services.store.action_get_held(key, check, &mut AnswerMemory(out)).await?;
+    let entry = services.store.action_get_held(key, check, &mut ReplyMemory(out)).await?;
     let Some(entry) = entry else { return Err(miss()) };
     let files = !request.inline_output_files.is_empty();
     let answer = match needs_rewrite(&entry.data, request.inline_stdout, request.inline_stderr, files) {
@@ -264,6 +251,9 @@ async fn rewrite<S: Store>(
         }
     });
     if !wanted.is_empty() {
+        let digests = wanted.iter().map(|(_, digest)| *digest).collect();
+        let held = limits::ACTION_READ_HELD_LEN.max(entry.data.len());
+        bring(&services.store, digests, &mut ReplyMemory(out), 2 * entry.data.len(), held).await?;
         out.hold(limits::REPLY_LEN_MAX - room as usize).await?;
     }
     let read = map_bounded(wanted, limits::BATCH_CONCURRENCY, async |(at, digest)| {

@@ -17,8 +17,8 @@ use crate::pure::http_cache::{Range, Space, Target, accepts_zstd, names_etag};
 use crate::rt;
 use crate::rt::time::{self, Either};
 use crate::store::{
-    Accept, ActionKey, Blob, Encoding, Get, Memory, Opened, Put, PutOutcome, Store, StoreError, Upload, UploadEnd,
-    UploadKey,
+    Accept, ActionKey, Blob, Encoding, Get, Memory, Opened, Purpose, Put, PutOutcome, Store, StoreError, Upload,
+    UploadEnd, UploadKey,
 };
 use crate::wire::reapi::ActionResult;
 
@@ -142,7 +142,8 @@ async fn get_blob<S: Store>(
     wants: Wants<'_>,
     answering: &mut impl Answering,
 ) -> Result<Found, Refusal> {
-    let size = services.store.size_of(hash).await?.ok_or_else(not_found)?;
+    let purpose = if wants.is_head { Purpose::Look } else { Purpose::Read };
+    let size = services.store.size_of(hash, purpose).await?.ok_or_else(not_found)?;
     read_blob(services, Digest { hash, size }, wants, answering).await
 }
 

@@ -31,10 +31,10 @@ pub use status::{Code, Status};
 use crate::pure::digest::Digest;
 use crate::pure::roles::Role;
 use crate::pure::scope::Scope;
-use crate::store::Store;
 use crate::store::complete::Complete;
 use crate::store::empty::Empty;
 use crate::store::measured::Measured;
+use crate::store::{Memory, Store};
 use crate::wire::reapi;
 use health::Health;
 use shed::{ShedLog, ShedStatus};
@@ -73,6 +73,19 @@ pub trait Outgoing {
 
     /// Names what the call is about, for the access log.
     fn note_resource(&mut self, _name: &str) {}
+}
+
+/// What a reply has taken, as the store asks for it.
+pub(crate) struct ReplyMemory<'a, O>(pub &'a mut O);
+
+impl<O: Outgoing> Memory<Status> for ReplyMemory<'_, O> {
+    async fn hold(&mut self, len: usize) -> Result<(), Status> {
+        self.0.hold(len).await
+    }
+
+    fn release(&mut self) {
+        self.0.release();
+    }
 }
 
 /// What the services of one core share.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
 use super::reply::{ReplyBuilder, field_len, pieces_len};
-use super::{CallContext, Code, Outgoing, Services, Status, check_digest_function, decode, parse_digest};
+use super::{CallContext, Code, Outgoing, ReplyMemory, Services, Status, check_digest_function, decode, parse_digest};
 use crate::limits;
 use crate::pure::digest::{Digest, Hash};
 use crate::store::Store;
@@ -39,7 +39,9 @@ pub async fn get_tree<S: Store>(
     let mut walk = Walk::new(services.store.clone(), vec![root], limits::DIRECTORIES_MAX);
     let mut page = Page::default();
     let mut passed = after.is_none();
-    while let Some(visit) = walk.next().await.map_err(stop_status)? {
+    loop {
+        walk.bring(&mut ReplyMemory(out), page.message.len(), limits::GET_TREE_HELD_LEN).await?;
+        let Some(visit) = walk.next().await.map_err(stop_status)? else { break };
         let (digest, directory) = match visit {
             Visit::Present { digest, pieces, .. } => (digest, pieces),
             Visit::Absent { digest } if digest == root => {

@@ -18,6 +18,7 @@ mod lane;
 mod large;
 mod log;
 mod meters;
+mod object;
 pub mod pool;
 pub mod protocol;
 pub mod ram;

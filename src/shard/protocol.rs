@@ -10,7 +10,8 @@ use crate::pure::digest::{Digest, Hash};
 use crate::pure::scope::Scope;
 use crate::rt::channel::ReplyTo;
 use crate::store::{
-    ActionEntry, ActionKey, Blob, Get, Opened, Put, PutOutcome, StoreError, UploadEnd, UploadKey, UploadStatus, Wanted,
+    ActionEntry, ActionKey, Blob, Get, Opened, Purpose, Put, PutOutcome, StoreError, UploadEnd, UploadKey,
+    UploadStatus, Wanted,
 };
 
 /// A request, and whose blobs it is about.
@@ -27,6 +28,7 @@ pub enum Request {
     },
     SizeOf {
         hash: Hash,
+        purpose: Purpose,
         reply: ReplyTo<Result<Option<u64>, StoreError>>,
     },
     Get {

@@ -9,23 +9,25 @@ use bytes::Bytes;
 use rustc_hash::FxHashMap;
 
 use super::blob_disk::BlobDisk;
-use super::codec::{StreamDecoder, wrap_raw};
-use super::session::{Session, decode_error, is_small};
+use super::codec::wrap_raw;
+use super::object::Content;
+use super::session::{Session, is_small};
 use super::worker::Worker;
-use crate::backend::Backend;
 use crate::backend::s3::HEAD_TIME;
 use crate::backend::settings::ObjectFormat;
+use crate::backend::{Backend, ReadBody};
 use crate::limits::{
     ACTION_RESULT_LEN_MAX, BACKEND_WAITING_MAX, FLIGHT_WINDOW_LEN, FLIGHTS_MAX, FRAME_LEN, READER_WAIT_MS,
 };
-use crate::pure::casblob::Unwrap;
-use crate::pure::digest::Digest;
+use crate::pure::action_result::References;
+use crate::pure::casblob::{self, Header};
+use crate::pure::digest::{Digest, Hash};
 use crate::pure::flight::{Next, Phase, Window};
 use crate::pure::upload_queue::{ObjectKind, Upload};
 use crate::rt;
 use crate::rt::channel::{self, Sender};
-use crate::rt::local::{Event, Local, Permits};
-use crate::store::{Accept, ActionEntry, ActionKey, Blob, BlobStream, Encoding, Get, StoreError, Wanted};
+use crate::rt::local::{Event, Local, Permit, Permits};
+use crate::store::{Accept, ActionEntry, ActionKey, Blob, BlobStream, Encoding, Get, Purpose, StoreError, Wanted};
 
 /// The flights of one core from one backend.
 pub(super) struct Flights {
@@ -67,6 +69,8 @@ struct Flight {
     /// Readers that keep up, and how far the first of them is.
     readers: Cell<usize>,
     foremost: Cell<u64>,
+    /// Of a blob that was asked for by its hash alone: its size, once the object has said it.
+    size: Cell<Option<u64>>,
 }
 
 impl Flight {
@@ -76,6 +80,7 @@ impl Flight {
             changed: Event::default(),
             readers: Cell::new(0),
             foremost: Cell::new(0),
+            size: Cell::new(None),
         }
     }
 
@@ -146,6 +151,26 @@ impl Drop for Following<'_> {
     }
 }
 
+/// Where a flight begins.
+enum Start {
+    /// The backend is asked. `deadline` is that of the answer's head, so that nobody waits longer for a backend that gives
+    /// none: also not for those who asked it earlier.
+    Asking { deadline: Instant },
+    /// It has answered.
+    Answered(Box<Incoming>),
+}
+
+/// An object that is coming in.
+struct Incoming {
+    body: ReadBody,
+    /// What has come of it.
+    first: Bytes,
+    _permit: Permit,
+}
+
+/// The size of a blob that is known by its hash alone. Why 0: no blob of that size gets here.
+const UNKNOWN: u64 = 0;
+
 /// How a flight ended, for its log and counters.
 enum Landing {
     Landed,
@@ -167,8 +192,8 @@ impl<D: BlobDisk> Worker<D> {
         self.backend().filter(fits).is_some_and(Backend::takes_reads)
     }
 
-    /// Whether an action that is not here may be asked for elsewhere.
-    pub(super) fn reads_actions_through(&self) -> bool {
+    /// Whether things that are not here may be asked for elsewhere.
+    pub(super) fn takes_reads(&self) -> bool {
         self.backend().is_some_and(Backend::takes_reads)
     }
 
@@ -211,10 +236,25 @@ impl<D: BlobDisk> Worker<D> {
             Wanted::Blob(digest) if self.has_blob(&digest).await => return true,
             Wanted::Blob(digest) if !self.reads_through(&digest) => return false,
             Wanted::Blob(digest) => self.await_blob(digest).await.map(|(phase, _)| phase),
-            Wanted::Action(_) if !self.reads_actions_through() => return false,
+            Wanted::Action(_) if !self.takes_reads() => return false,
             Wanted::Action(key) => self.await_action(key).await,
         };
         matches!(phase, Some(Phase::Streaming | Phase::Landed))
+    }
+
+    /// The size of a blob that is not here, from a backend that takes reads. `None` is a miss.
+    pub(super) async fn size_there(&self, hash: Hash, purpose: Purpose) -> Option<u64> {
+        let (backend, flights) = self.backend_and_flights()?;
+        let name = self.name(ObjectKind::Cas, Digest { hash, size: UNKNOWN });
+        let waiting = flights.wait()?;
+        if purpose == Purpose::Look {
+            return backend.size_of(&name).await;
+        }
+        let flight = self.board(name)?;
+        flight.answered(|phase| !matches!(phase, Phase::Asking | Phase::Streaming)).await;
+        drop(waiting);
+        let size = flight.size.get()?;
+        self.fetch(Wanted::Blob(Digest { hash, size })).await.then_some(size)
     }
 
     /// An action that is not here, from a backend that takes reads. `None` is a miss.
@@ -241,40 +281,58 @@ impl<D: BlobDisk> Worker<D> {
 
     /// The flight of `name`: the one that is on its way, or a new one. `None` when there are too many.
     fn board(&self, name: Upload) -> Option<Rc<Flight>> {
+        let (flight, is_new) = self.enlist(&name)?;
+        let deadline = rt::time::now() + HEAD_TIME;
+        match is_new {
+            true => self.take_off(name, flight, Start::Asking { deadline }),
+            false => Some(flight),
+        }
+    }
+
+    /// The flight of `name`, and whether it was made just now. `None` when there are too many.
+    fn enlist(&self, name: &Upload) -> Option<(Rc<Flight>, bool)> {
         let (_, flights) = self.backend_and_flights()?;
-        let (flight, is_new) = flights.by_name.with(|by_name| {
-            if let Some(flight) = by_name.get(&name) {
+        flights.by_name.with(|by_name| {
+            if let Some(flight) = by_name.get(name) {
                 return Some((flight.clone(), false));
             }
             let flight = (by_name.len() < FLIGHTS_MAX).then(|| Rc::new(Flight::new()))?;
             by_name.insert(name.clone(), flight.clone());
             Some((flight, true))
-        })?;
-        if is_new {
-            let (worker, flight, flown) = (self.clone(), flight.clone(), name.clone());
-            let deadline = rt::time::now() + HEAD_TIME;
-            let begun = self.gate().spawn(async move {
-                let _busy = rt::busy();
-                worker.fly(flown, &flight, deadline).await;
-            });
-            if !begun {
-                flights.by_name.with(|by_name| by_name.remove(&name));
-                return None;
-            }
-        }
-        Some(flight)
+        })
     }
 
-    /// `deadline` is that of the answer's head, so that nobody waits longer for a backend that gives none: also not for
-    /// those who asked it earlier.
-    async fn fly(&self, name: Upload, flight: &Rc<Flight>, deadline: Instant) {
+    /// Starts a flight that was just enlisted. `None` when the worker ends.
+    fn take_off(&self, name: Upload, flight: Rc<Flight>, from: Start) -> Option<Rc<Flight>> {
+        let (worker, flown, flying) = (self.clone(), name.clone(), flight.clone());
+        let begun = self.gate().spawn(async move {
+            let _busy = rt::busy();
+            worker.fly(flown, &flying, from).await;
+        });
+        if begun {
+            return Some(flight);
+        }
+        let (_, flights) = self.backend_and_flights()?;
+        flights.by_name.with(|by_name| by_name.remove(&name));
+        None
+    }
+
+    async fn fly(&self, name: Upload, flight: &Rc<Flight>, from: Start) {
         let (backend, flights) = self.backend_and_flights().expect("only with a backend is there a flight");
         let flown = Box::pin(async {
-            let turn = rt::time::race(flights.permits.take(), rt::time::deadline(deadline)).await;
-            let rt::time::Either::Left(_permit) = turn else { return Landing::Missed };
+            let body = match from {
+                Start::Asking { deadline } => {
+                    let turn = rt::time::race(flights.permits.take(), rt::time::deadline(deadline)).await;
+                    let rt::time::Either::Left(permit) = turn else { return Landing::Missed };
+                    let Some(body) = backend.fetch(&name, deadline).await else { return Landing::Missed };
+                    Incoming { body, first: Bytes::new(), _permit: permit }
+                }
+                Start::Answered(incoming) => *incoming,
+            };
             match name.kind {
-                ObjectKind::Cas => self.fly_blob(backend, &name, flight, deadline).await,
-                ObjectKind::Action => self.fly_action(backend, &name, flight, deadline).await,
+                ObjectKind::Cas if name.digest.size == UNKNOWN => self.fly_sizing(backend, &name, flight, body).await,
+                ObjectKind::Cas => self.fly_blob(backend, name.digest, flight, body).await,
+                ObjectKind::Action => self.fly_action(&name, flight, body).await,
             }
         });
         let landing = match rt::time::race(flown, backend.stopped()).await {
@@ -294,27 +352,77 @@ impl<D: BlobDisk> Worker<D> {
                 Phase::Failed
             }
         };
-        // Why first: who comes from now on finds it in the cache, or asks anew.
-        flights.by_name.with(|by_name| by_name.remove(&name));
+        // Why first: who comes from now on finds it in the cache, or asks anew. Why not yet what told a size: the blob is on its
+        // way, and who asks for its size meanwhile need not ask the backend.
+        if flight.size.get().is_none() {
+            flights.by_name.with(|by_name| {
+                by_name.remove(&name);
+                if name.kind == ObjectKind::Cas {
+                    by_name.remove(&Upload { digest: Digest { size: UNKNOWN, ..name.digest }, ..name.clone() });
+                }
+            });
+        }
         flight.enter(phase);
     }
 
-    async fn fly_blob(&self, backend: &Backend, name: &Upload, flight: &Flight, deadline: Instant) -> Landing {
-        let digest = name.digest;
-        let Some(mut body) = backend.fetch(name, deadline).await else { return Landing::Missed };
+    /// Finds out how large a blob is, and hands the rest on to the flight of the blob as it is called then.
+    async fn fly_sizing(&self, backend: &Backend, name: &Upload, flight: &Flight, mut incoming: Incoming) -> Landing {
+        let size = match backend.settings().format {
+            ObjectFormat::Raw => match incoming.body.content_length() {
+                Some(len) => Ok(len),
+                None => return Landing::Missed,
+            },
+            ObjectFormat::Casblob => {
+                while incoming.first.len() < casblob::FIXED_LEN {
+                    match incoming.body.next().await {
+                        Ok(Some(piece)) if incoming.first.is_empty() => incoming.first = piece,
+                        Ok(Some(piece)) => incoming.first = [&incoming.first[..], &piece[..]].concat().into(),
+                        Ok(None) => break,
+                        Err(_) => return Landing::Broken,
+                    }
+                }
+                match incoming.first.first_chunk() {
+                    Some(fixed) => {
+                        Header::parse(fixed).map(|header| header.raw_size).map_err(|error| error.to_string())
+                    }
+                    None => Err(format!("it has {} bytes", incoming.first.len())),
+                }
+            }
+        };
+        let size = match size {
+            Ok(0) => return Landing::Wrong("it has 0 bytes".into()),
+            Ok(size) if size > backend.settings().max_proxy_blob_size => return Landing::Missed,
+            Ok(size) => size,
+            Err(detail) => return Landing::Wrong(detail),
+        };
+        let sized = self.name(ObjectKind::Cas, Digest { size, ..name.digest });
+        let Some((next, is_new)) = self.enlist(&sized) else { return Landing::Missed };
+        if is_new && self.take_off(sized, next, Start::Answered(Box::new(incoming))).is_none() {
+            return Landing::Missed;
+        }
+        flight.size.set(Some(size));
+        Landing::Landed
+    }
+
+    async fn fly_blob(&self, backend: &Backend, digest: Digest, flight: &Flight, incoming: Incoming) -> Landing {
+        let Incoming { mut body, mut first, _permit } = incoming;
         let format = backend.settings().format;
+        // Whoever asked for the blob by its hash is about to read it: he finds the beginning, if he comes soon.
+        let _expected = (!first.is_empty()).then(|| Following::new(flight));
         if let Some(len) = body.content_length().filter(|&len| format == ObjectFormat::Raw && len != digest.size) {
             return Landing::Wrong(format!("it has {len} bytes"));
         }
         let mut content = Content::new(format);
-        let mut session = Session::new(digest, None);
+        let mut session = Session::from_backend(digest);
         loop {
-            let piece = match body.next().await {
-                Ok(Some(piece)) => piece,
-                Ok(None) => break,
-                Err(_) => return Landing::Broken,
-            };
-            let mut rest = piece;
+            let mut rest = std::mem::take(&mut first);
+            if rest.is_empty() {
+                rest = match body.next().await {
+                    Ok(Some(piece)) => piece,
+                    Ok(None) => break,
+                    Err(_) => return Landing::Broken,
+                };
+            }
             loop {
                 let raw = match content.take(self, digest, &mut rest) {
                     Ok(raw) => raw,
@@ -340,19 +448,22 @@ impl<D: BlobDisk> Worker<D> {
         if content.is_cut() {
             return Landing::Wrong("the object ends within a zstd frame".into());
         }
-        match session.finish(self).await {
+        let landing = match session.finish(self).await {
             Ok(_) => Landing::Landed,
             Err(error) => landing_of(error),
+        };
+        if !matches!(landing, Landing::Wrong(_)) {
+            body.ended_well();
         }
+        landing
     }
 
-    async fn fly_action(&self, backend: &Backend, name: &Upload, flight: &Flight, deadline: Instant) -> Landing {
+    async fn fly_action(&self, name: &Upload, flight: &Flight, mut incoming: Incoming) -> Landing {
         let digest = name.digest;
-        let Some(mut body) = backend.fetch(name, deadline).await else { return Landing::Missed };
         flight.enter(Phase::Streaming);
         let mut data = Vec::new();
         loop {
-            match body.next().await {
+            match incoming.body.next().await {
                 Ok(Some(piece)) => data.extend_from_slice(&piece),
                 Ok(None) => break,
                 Err(_) => return Landing::Broken,
@@ -361,6 +472,10 @@ impl<D: BlobDisk> Worker<D> {
                 return Landing::Wrong(format!("an ActionResult of more than {ACTION_RESULT_LEN_MAX} bytes"));
             }
         }
+        if data.is_empty() || References::of(&data).is_err() {
+            return Landing::Wrong("it is no ActionResult".into());
+        }
+        incoming.body.ended_well();
         let key = ActionKey { hash: digest.hash, size: Some(digest.size).filter(|&size| size > 0) };
         match self.action_put_here(key, data.into()).await {
             Ok(()) => Landing::Landed,
@@ -456,85 +571,6 @@ impl<D: BlobDisk> Follower<D> {
         };
         self.sender.send(Ok(piece)).await.ok()
     }
-}
-
-/// Raw content out of an object's bytes.
-enum Content {
-    /// The object is a casblob whose header is not complete.
-    Header(Unwrap),
-    Raw,
-    Zstd {
-        decoder: Box<StreamDecoder>,
-        scratch: Vec<u8>,
-    },
-}
-
-impl Content {
-    fn new(format: ObjectFormat) -> Self {
-        match format {
-            ObjectFormat::Casblob => Self::Header(Unwrap::default()),
-            ObjectFormat::Raw => Self::Raw,
-        }
-    }
-
-    /// Whether what comes is content.
-    fn has_begun(&self) -> bool {
-        !matches!(self, Self::Header(_))
-    }
-
-    fn is_cut(&self) -> bool {
-        match self {
-            Self::Header(_) => true,
-            Self::Raw => false,
-            Self::Zstd { decoder, .. } => decoder.in_frame(),
-        }
-    }
-
-    /// Takes some of `input` and gives raw bytes, at most a frame's worth; perhaps none.
-    fn take<D: BlobDisk>(
-        &mut self,
-        worker: &Worker<D>,
-        digest: Digest,
-        input: &mut Bytes,
-    ) -> Result<Bytes, StoreError> {
-        match self {
-            Self::Raw => Ok(input.split_to(input.len().min(FRAME_LEN))),
-            Self::Zstd { decoder, scratch } => {
-                scratch.clear();
-                let mut rest = &input[..];
-                decoder.decode(&mut rest, scratch).map_err(|error| decode_error(error, digest))?;
-                let taken = input.len() - rest.len();
-                let _ = input.split_to(taken);
-                // Why a copy: small pieces must not hold a frame's worth of memory each.
-                Ok(Bytes::copy_from_slice(scratch))
-            }
-            Self::Header(unwrap) => {
-                let bad = |detail: String| StoreError::Disk(detail);
-                let taken = unwrap.header_bytes(input).map_err(|error| bad(error.to_string()))?;
-                let _ = input.split_to(taken);
-                let header = unwrap.header().filter(|_| !input.is_empty());
-                if let Some(header) = unwrap.header()
-                    && header.raw_size != digest.size
-                {
-                    return Err(bad(format!("its header says {} bytes", header.raw_size)));
-                }
-                if let Some(header) = header {
-                    *self = match header.encoding {
-                        Encoding::Identity => Self::Raw,
-                        Encoding::Zstd => Self::Zstd {
-                            decoder: Box::new(worker.codecs().stream_decoder(digest.size).ok_or_else(no_decoder)?),
-                            scratch: Vec::with_capacity(FRAME_LEN),
-                        },
-                    };
-                }
-                Ok(Bytes::new())
-            }
-        }
-    }
-}
-
-fn no_decoder() -> StoreError {
-    StoreError::Busy { what: "memory of zstd decoders, part of --memory_limit", limit: 0 }
 }
 
 /// What an error of the session says about the object.

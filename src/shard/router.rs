@@ -21,7 +21,8 @@ use crate::rt::gate::Gate;
 use crate::rt::local::Event;
 use crate::rt::time::{Either, race};
 use crate::store::{
-    ActionEntry, ActionKey, Blob, Get, Opened, Put, PutOutcome, Store, StoreError, UploadKey, UploadStatus, Wanted,
+    ActionEntry, ActionKey, Blob, Get, Opened, Purpose, Put, PutOutcome, Store, StoreError, UploadKey, UploadStatus,
+    Wanted,
 };
 
 /// One core's end of the mesh, made before the cores start and handed to its core.
@@ -137,10 +138,10 @@ impl<D: BlobDisk> Store for Router<D> {
         self.find_missing_split(digests).await
     }
 
-    async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError> {
+    async fn size_of(&self, hash: Hash, purpose: Purpose) -> Result<Option<u64>, StoreError> {
         match self.lane(&hash) {
-            None => self.worker.size_of(hash).await,
-            Some(lane) => lane.ask(self.worker.scope(), |reply| Request::SizeOf { hash, reply }).await,
+            None => self.worker.size_of(hash, purpose).await,
+            Some(lane) => lane.ask(self.worker.scope(), |reply| Request::SizeOf { hash, purpose, reply }).await,
         }
     }
 
@@ -273,7 +274,13 @@ async fn handle<D: BlobDisk>(worker: Worker<D>, request: Request) {
             }
             found => reply.send(found),
         },
-        Request::SizeOf { hash, reply } => reply.send(worker.size_of(hash).await),
+        Request::SizeOf { hash, purpose, reply } => match worker.size_here(hash).await {
+            Ok(None) if worker.takes_reads() => {
+                let elsewhere = worker.clone();
+                worker.apart(async move { reply.send(Ok(elsewhere.size_there(hash, purpose).await)) });
+            }
+            found => reply.send(found),
+        },
         // Why these two end with their client: they may wait for a slot, and would take it from somebody else.
         Request::Put { put, mut reply } => {
             if let Either::Left(outcome) = race(worker.put(put), reply.abandoned()).await {
@@ -291,7 +298,7 @@ async fn handle<D: BlobDisk>(worker: Worker<D>, request: Request) {
             worker.apart(async move { reply.send(elsewhere.fetch(wanted).await) });
         }
         Request::ActionGet { key, only_here, reply } => match worker.action_here(key).await {
-            Ok(None) if !only_here && worker.reads_actions_through() => {
+            Ok(None) if !only_here && worker.takes_reads() => {
                 let elsewhere = worker.clone();
                 worker.apart(async move { reply.send(elsewhere.action_there(key).await) });
             }

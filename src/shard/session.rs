@@ -7,8 +7,10 @@ use super::blob_disk::{BlobDisk, FrameWriter};
 use super::codec::{DecodeError, Probe, StreamDecoder};
 use super::disk::Codec;
 use super::worker::{Worker, store_error};
+use super::write_behind::Intent;
 use crate::limits::{FRAME_LEN, SMALL_BLOB_LEN_MAX};
 use crate::pure::digest::{Digest, Hash};
+use crate::pure::upload_queue::ObjectKind;
 use crate::store::{Encoding, PutOutcome, StoreError};
 
 /// An upload's content so far. Memory grows with the bytes that came, up to one frame, never with what was declared.
@@ -25,6 +27,8 @@ pub struct Session<D: BlobDisk> {
     /// Where the frames of a large blob go, once there is one.
     writer: Option<D::Writer>,
     probe: Probe,
+    /// It comes from the backend, which needs not have it again.
+    is_from_backend: bool,
 }
 
 impl<D: BlobDisk> Session<D> {
@@ -39,7 +43,13 @@ impl<D: BlobDisk> Session<D> {
             open_frame: Vec::new(),
             writer: None,
             probe: Probe::default(),
+            is_from_backend: false,
         }
+    }
+
+    /// For what comes from the backend.
+    pub fn from_backend(digest: Digest) -> Self {
+        Self { is_from_backend: true, ..Self::new(digest, None) }
     }
 
     /// Raw bytes taken in.
@@ -93,6 +103,7 @@ impl<D: BlobDisk> Session<D> {
         let key = worker.cas_key(&self.digest);
         if is_small(&self.digest) {
             let raw = Bytes::from(std::mem::take(&mut self.open_frame));
+            let _intent = self.announce(worker).await;
             worker.store_small(&key, &[raw], None).await?;
             return Ok(PutOutcome::Stored);
         }
@@ -100,6 +111,7 @@ impl<D: BlobDisk> Session<D> {
             self.seal_open_frame(worker).await?;
         }
         let writer = self.writer.take().expect("a blob of more than one frame has sealed one");
+        let _intent = self.announce(worker).await;
         // Two uploads of one blob may end together: the second drops its copy.
         if worker.holds(&self.digest).await? {
             return Ok(PutOutcome::AlreadyPresent);
@@ -107,6 +119,13 @@ impl<D: BlobDisk> Session<D> {
         writer.commit().await.map_err(|error| store_error(error, self.digest))?;
         worker.note_stored(self.digest.size);
         Ok(PutOutcome::Stored)
+    }
+
+    async fn announce<'a>(&self, worker: &'a Worker<D>) -> Option<Intent<'a>> {
+        match self.is_from_backend {
+            true => None,
+            false => worker.announce(worker.name(ObjectKind::Cas, self.digest)).await,
+        }
     }
 
     /// Takes in some of `input`: at most what makes one frame.
@@ -219,8 +238,22 @@ pub fn is_small(digest: &Digest) -> bool {
     digest.size <= SMALL_BLOB_LEN_MAX as u64
 }
 
+/// Checks length and hash.
+pub fn check_raw(digest: &Digest, raw: &[Bytes]) -> Result<(), StoreError> {
+    let actual: u64 = raw.iter().map(|piece| piece.len() as u64).sum();
+    if actual > digest.size {
+        return Err(StoreError::TooLong { expected: *digest });
+    }
+    if actual < digest.size {
+        return Err(StoreError::TooShort { expected: *digest, actual });
+    }
+    let mut sha = Sha256::new();
+    raw.iter().for_each(|piece| sha.update(piece));
+    check_hash(*digest, sha)
+}
+
 /// Compares the hash of all content with the digest.
-pub fn check_hash(expected: Digest, sha: Sha256) -> Result<(), StoreError> {
+fn check_hash(expected: Digest, sha: Sha256) -> Result<(), StoreError> {
     let actual = Hash(sha.finalize().into());
     if actual == expected.hash { Ok(()) } else { Err(StoreError::HashMismatch { expected, actual }) }
 }

@@ -509,9 +509,6 @@ impl<D: BlobDisk> Task<D> {
             Err(UploadEnd::Failed(error)) => Err(error),
         };
         worker.uploads().end(&key, number, &running);
-        if matches!(outcome, Ok(PutOutcome::Stored)) {
-            worker.wants_blob(key.digest);
-        }
         // Why before the answer: who has it may count on the slot.
         drop(slot);
         reply.send(outcome);

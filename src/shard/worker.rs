@@ -5,7 +5,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use sha2::{Digest as _, Sha256};
 
 use super::blob_disk::{BlobDisk, Stored};
 use super::codec::{Codecs, StorageMode, StreamDecoder};
@@ -13,8 +12,9 @@ use super::disk::{Codec, DiskError, Key};
 use super::fences::Fences;
 use super::ram::{RamStats, RamTier, Record, own};
 use super::read_through::Flights;
-use super::session::{Session, check_hash, decode_error, decoder_for, is_small};
+use super::session::{Session, check_raw, decode_error, decoder_for, is_small};
 use super::upload::{UploadHandle, Uploads};
+use super::write_behind::Intents;
 use super::write_gate::{WriteGate, WriteLimits, WriteSlot, WriteStats};
 use crate::backend::{Backend, Backends};
 use crate::budget::{Claim, Grant, Purse};
@@ -29,7 +29,7 @@ use crate::rt;
 use crate::rt::gate::Gate;
 use crate::rt::local::Local;
 use crate::store::{
-    ActionEntry, ActionKey, Blob, Encoding, Get, Opened, Put, PutOutcome, StoreError, UploadKey, UploadStatus,
+    ActionEntry, ActionKey, Blob, Encoding, Get, Opened, Purpose, Put, PutOutcome, StoreError, UploadKey, UploadStatus,
 };
 
 /// What boot decides for each core.
@@ -91,6 +91,7 @@ struct Inner<D: BlobDisk> {
     backends: Option<Backends>,
     /// By backend, so that a sick one fills only its own.
     flights: Vec<Flights>,
+    intents: Intents,
     /// Every upload and every stream of this worker.
     gate: Gate,
     /// Work since this core last reached the reactor, in bytes of hashing.
@@ -127,6 +128,7 @@ impl<D: BlobDisk> Worker<D> {
                 settings.backends.iter().map(|_| Flights::new(settings.flights)).collect()
             }),
             backends,
+            intents: Intents::default(),
             gate: Gate::default(),
             spent: Cell::new(0),
             stored_blobs: Cell::new(0),
@@ -221,8 +223,16 @@ impl<D: BlobDisk> Worker<D> {
         self.0.disk.contains(&self.cas_key(digest))
     }
 
-    /// The size of a blob that is known by its hash only.
-    pub async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError> {
+    /// The size of a blob that is known by its hash only. `None` is a miss, here and in the backend.
+    pub async fn size_of(&self, hash: Hash, purpose: Purpose) -> Result<Option<u64>, StoreError> {
+        match self.size_here(hash).await? {
+            None if self.takes_reads() => Ok(self.size_there(hash, purpose).await),
+            found => Ok(found),
+        }
+    }
+
+    /// `None` is a miss here.
+    pub(super) async fn size_here(&self, hash: Hash) -> Result<Option<u64>, StoreError> {
         if let Some(size) = self.0.ram.with(|ram| ram.size_of(&hash)) {
             return Ok(Some(size));
         }
@@ -271,10 +281,7 @@ impl<D: BlobDisk> Worker<D> {
             false => decoder_for(self, put.digest, put.encoding).await?,
         };
         let _admitted = if put.admitted { None } else { Some(self.enter_write(len).await?) };
-        let intent = self.intend(self.name(ObjectKind::Cas, put.digest));
-        let outcome = self.put_admitted(put, decoder).await;
-        intent.settle(matches!(outcome, Ok(PutOutcome::Stored)));
-        outcome
+        self.put_admitted(put, decoder).await
     }
 
     async fn put_admitted(&self, put: Put, decoder: Option<StreamDecoder>) -> Result<PutOutcome, StoreError> {
@@ -288,6 +295,7 @@ impl<D: BlobDisk> Worker<D> {
             Encoding::Identity => {
                 check_raw(&put.digest, &put.data)?;
                 self.breathe(put.digest.size as usize).await;
+                let _intent = self.announce(self.name(ObjectKind::Cas, put.digest)).await;
                 self.store_small(&key, &put.data, None).await?;
             }
             Encoding::Zstd => {
@@ -296,6 +304,7 @@ impl<D: BlobDisk> Worker<D> {
                 let raw = Bytes::from(raw.map_err(|error| decode_error(error, put.digest))?);
                 check_raw(&put.digest, std::slice::from_ref(&raw))?;
                 self.breathe(2 * raw.len()).await;
+                let _intent = self.announce(self.name(ObjectKind::Cas, put.digest)).await;
                 self.store_small(&key, &[raw], Some(body)).await?;
             }
         }
@@ -334,7 +343,7 @@ impl<D: BlobDisk> Worker<D> {
     /// `None` is a miss, here and in the backend.
     pub async fn action_get(&self, action: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
         match self.action_here(action).await? {
-            None if self.reads_actions_through() => self.action_there(action).await,
+            None if self.takes_reads() => self.action_there(action).await,
             found => Ok(found),
         }
     }
@@ -353,10 +362,8 @@ impl<D: BlobDisk> Worker<D> {
     /// Stores or replaces. The backend gets it later.
     pub async fn action_put(&self, action: ActionKey, data: Bytes) -> Result<(), StoreError> {
         let digest = Digest { hash: action.hash, size: action.size.unwrap_or(0) };
-        let intent = self.intend(self.name(ObjectKind::Action, digest));
-        let stored = self.action_put_here(action, data).await;
-        intent.settle(stored.is_ok());
-        stored
+        let _intent = self.announce(self.name(ObjectKind::Action, digest)).await;
+        self.action_put_here(action, data).await
     }
 
     /// Stores or replaces.
@@ -483,6 +490,10 @@ impl<D: BlobDisk> Worker<D> {
     /// The backend of this scope.
     pub(super) fn backend(&self) -> Option<&Backend> {
         self.0.backends.as_ref().map(|backends| backends.of(&self.1))
+    }
+
+    pub(super) fn intents(&self) -> &Intents {
+        &self.0.intents
     }
 
     /// What a backend knows a thing of this scope by.
@@ -671,20 +682,6 @@ fn action_error(error: DiskError) -> StoreError {
         DiskError::Io(text) => StoreError::Disk(text),
         DiskError::Stopping => StoreError::Stopping,
     }
-}
-
-/// Checks length and hash.
-fn check_raw(digest: &Digest, raw: &[Bytes]) -> Result<(), StoreError> {
-    let actual: u64 = raw.iter().map(|piece| piece.len() as u64).sum();
-    if actual > digest.size {
-        return Err(StoreError::TooLong { expected: *digest });
-    }
-    if actual < digest.size {
-        return Err(StoreError::TooShort { expected: *digest, actual });
-    }
-    let mut sha = Sha256::new();
-    raw.iter().for_each(|piece| sha.update(piece));
-    check_hash(*digest, sha)
 }
 
 /// The pieces as one; no copy when there is only one.

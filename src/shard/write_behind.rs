@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use futures_util::stream;
+use rustc_hash::FxHashMap;
 
 use super::blob_disk::{BlobDisk, FrameReader, Stored};
 use super::codec::{wrap_raw, wrapped_len};
@@ -22,6 +23,7 @@ use crate::pure::digest::Digest;
 use crate::pure::sigv4::{self, Payload};
 use crate::pure::upload_queue::{ObjectKind, Upload};
 use crate::rt;
+use crate::rt::local::{Event, Local};
 
 impl<D: BlobDisk> Records for Worker<D> {
     fn upload(&self, backend: Backend, upload: Upload) -> Pin<Box<dyn Future<Output = UploadEnd>>> {
@@ -53,16 +55,14 @@ impl<D: BlobDisk> Records for Worker<D> {
 }
 
 impl<D: BlobDisk> Worker<D> {
-    /// The backend should have this blob.
-    pub(super) fn wants_blob(&self, digest: Digest) {
-        if let Some(backend) = self.backend() {
-            backend.wants(self.name(ObjectKind::Cas, digest));
-        }
-    }
-
-    /// This is about to be stored, and the backend should then have it.
-    pub(super) fn intend(&self, upload: Upload) -> Intent<'_> {
-        Intent { upload: self.backend().map(|backend| (backend, upload)) }
+    /// To be called when all is verified, before anything is stored: the backend should then have it. Returns when that is
+    /// noted on disk, so that no record outlives the process of which nobody knows that the backend lacks it. `None` without
+    /// a backend.
+    pub(super) async fn announce(&self, upload: Upload) -> Option<Intent<'_>> {
+        let backend = self.backend()?;
+        let intent = Intent::new(self.intents(), upload.clone());
+        backend.wants(upload).await;
+        Some(intent)
     }
 
     async fn upload(&self, backend: &Backend, upload: &Upload) -> UploadEnd {
@@ -72,6 +72,8 @@ impl<D: BlobDisk> Worker<D> {
         }
         let key = key_of(upload);
         self.disk().ready(&key.hash).await;
+        // Why: it may have been announced just now. What is not there then was not stored in the end.
+        self.intents().settled(upload).await;
         let format = backend.settings().format;
         match self.disk().read(&key).await {
             Ok(Some(Stored::Small(record))) => match self.small_object(upload, format, record) {
@@ -128,25 +130,53 @@ fn key_of(upload: &Upload) -> Key {
     Key { kind, hash, size: upload.digest.size }
 }
 
-/// A record that is being stored. A put whose client goes away may be stored all the same: dropped unsettled, it counts as
-/// stored, and an upload of nothing does no harm.
-pub(super) struct Intent<'a> {
-    upload: Option<(&'a Backend, Upload)>,
+/// Records of this core that are announced and about to be stored. An upload of one waits until it has been.
+pub(super) struct Intents {
+    by_name: Local<FxHashMap<Upload, usize>>,
+    ended: Event,
 }
 
-impl Intent<'_> {
-    pub fn settle(mut self, stored: bool) {
-        if !stored {
-            self.upload = None;
+impl Default for Intents {
+    fn default() -> Self {
+        Self { by_name: Local::new(FxHashMap::default()), ended: Event::default() }
+    }
+}
+
+impl Intents {
+    async fn settled(&self, upload: &Upload) {
+        loop {
+            let ended = self.ended.wait();
+            if !self.by_name.with(|by_name| by_name.contains_key(upload)) {
+                return;
+            }
+            ended.await;
         }
+    }
+}
+
+/// A record that is about to be stored, or gives up.
+pub(super) struct Intent<'a> {
+    all: &'a Intents,
+    upload: Upload,
+}
+
+impl<'a> Intent<'a> {
+    fn new(all: &'a Intents, upload: Upload) -> Self {
+        all.by_name.with(|by_name| *by_name.entry(upload.clone()).or_default() += 1);
+        Self { all, upload }
     }
 }
 
 impl Drop for Intent<'_> {
     fn drop(&mut self) {
-        if let Some((backend, upload)) = self.upload.take() {
-            backend.wants(upload);
-        }
+        self.all.by_name.with(|by_name| {
+            let count = by_name.get_mut(&self.upload).expect("counted since it was made");
+            *count -= 1;
+            if *count == 0 {
+                by_name.remove(&self.upload);
+            }
+        });
+        self.all.ended.notify();
     }
 }
 

@@ -7,8 +7,8 @@ use bytes::Bytes;
 
 use super::walk::{Visit, Walk, WalkStop};
 use super::{
-    Accept, ActionEntry, ActionKey, Blob, Get, Memory, Opened, Put, PutOutcome, Store, StoreError, Uncounted,
-    UploadKey, UploadStatus, Wanted,
+    Accept, ActionEntry, ActionKey, Blob, Get, Memory, Opened, Purpose, Put, PutOutcome, Store, StoreError, Uncounted,
+    UploadKey, UploadStatus, Wanted, bring, wait_holding,
 };
 use crate::limits;
 use crate::pure::action_result::{References, sort_distinct};
@@ -68,7 +68,7 @@ impl<S: Store> Complete<S> {
         }
         let references = references.or_else(|| References::of(&entry.data).ok());
         let is_complete = match references {
-            Some(references) => self.is_complete(references).await?,
+            Some(references) => self.is_complete(references, entry.data.len(), memory).await?,
             None => false,
         };
         if is_complete {
@@ -79,17 +79,34 @@ impl<S: Store> Complete<S> {
         Ok(None)
     }
 
-    async fn is_complete(&self, references: References) -> Result<bool, StoreError> {
+    /// `kept` bytes are the caller's. Nothing of what else `memory` holds is kept while a backend takes its time.
+    async fn is_complete<E: From<StoreError>>(
+        &self,
+        references: References,
+        kept: usize,
+        memory: &mut impl Memory<E>,
+    ) -> Result<bool, E> {
+        let costly = !references.trees.is_empty() || !references.roots.is_empty();
+        let is_long = kept > limits::ACTION_RESULT_HELD_LEN_MAX;
+        let held = if costly || is_long { limits::ACTION_HELD_LEN } else { limits::ACTION_READ_HELD_LEN };
         let tree_bytes = references.trees.iter().fold(0u64, |sum, tree| sum.saturating_add(tree.size));
-        if tree_bytes > limits::TREE_LEN_MAX || !self.are_present(references.blobs).await? {
+        // What was read of the result is about as long as the result.
+        let kept = 2 * kept;
+        if tree_bytes > limits::TREE_LEN_MAX
+            || !wait_holding(memory, kept, held, self.are_present(references.blobs)).await??
+        {
             return Ok(false);
         }
         for tree in references.trees {
-            if !self.has_files_of_tree(tree).await? {
+            bring(&self.inner, vec![tree], memory, kept, held).await?;
+            if !wait_holding(memory, kept + limits::READ_HELD_LEN, held, self.has_files_of_tree(tree)).await?? {
                 return Ok(false);
             }
         }
-        if references.roots.is_empty() { Ok(true) } else { self.have_closure(references.roots).await }
+        if references.roots.is_empty() {
+            return Ok(true);
+        }
+        self.have_closure(references.roots, kept, held, memory).await
     }
 
     async fn are_present(&self, mut digests: Vec<Digest>) -> Result<bool, StoreError> {
@@ -132,21 +149,31 @@ impl<S: Store> Complete<S> {
 
     /// Whether every Directory below the roots is here, and every file in them. One walk for all roots: they may have
     /// most of what is below them in common.
-    async fn have_closure(&self, roots: Vec<Digest>) -> Result<bool, StoreError> {
+    async fn have_closure<E: From<StoreError>>(
+        &self,
+        roots: Vec<Digest>,
+        kept: usize,
+        held: usize,
+        memory: &mut impl Memory<E>,
+    ) -> Result<bool, E> {
         let _turn = self.walks.take().await;
         let mut walk = Walk::new(self.inner.clone(), roots, limits::ACTION_DIRECTORIES_MAX);
         let mut waiting = Vec::new();
         loop {
+            walk.bring(memory, kept, held).await?;
             match walk.next().await {
                 Ok(Some(Visit::Present { files, .. })) => waiting.extend(files),
                 Ok(Some(Visit::Absent { .. } | Visit::Invalid { .. })) => return Ok(false),
-                Ok(None) => return self.are_present(waiting).await,
+                Ok(None) => return Ok(wait_holding(memory, kept, held, self.are_present(waiting)).await??),
                 // Why: what cannot be checked cannot be promised.
                 Err(WalkStop::TooMany(_) | WalkStop::TooDeep | WalkStop::TooLong(_)) => return Ok(false),
-                Err(WalkStop::Store(error)) => return Err(error),
+                Err(WalkStop::Store(error)) => return Err(error.into()),
             }
-            if waiting.len() >= limits::CHECK_DIGESTS_MAX && !self.are_present(std::mem::take(&mut waiting)).await? {
-                return Ok(false);
+            if waiting.len() >= limits::CHECK_DIGESTS_MAX {
+                let asked = self.are_present(std::mem::take(&mut waiting));
+                if !wait_holding(memory, kept, held, asked).await?? {
+                    return Ok(false);
+                }
             }
         }
     }
@@ -163,8 +190,8 @@ impl<S: Store> Store for Complete<S> {
         self.inner.find_missing(digests).await
     }
 
-    async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError> {
-        self.inner.size_of(hash).await
+    async fn size_of(&self, hash: Hash, purpose: Purpose) -> Result<Option<u64>, StoreError> {
+        self.inner.size_of(hash, purpose).await
     }
 
     async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {

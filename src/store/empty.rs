@@ -5,8 +5,8 @@
 use bytes::Bytes;
 
 use super::{
-    Accept, ActionEntry, ActionKey, Blob, Encoding, Get, Opened, Put, PutOutcome, Store, StoreError, UploadKey,
-    UploadStatus, Wanted,
+    Accept, ActionEntry, ActionKey, Blob, Encoding, Get, Opened, Purpose, Put, PutOutcome, Store, StoreError,
+    UploadKey, UploadStatus, Wanted,
 };
 use crate::pure::digest::{Digest, EMPTY, Hash};
 use crate::pure::scope::Scope;
@@ -34,8 +34,8 @@ impl<S: Store> Store for Empty<S> {
         Ok(digests.iter().map(|digest| !digest.is_empty() && missing.next().unwrap_or(true)).collect())
     }
 
-    async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError> {
-        if hash == EMPTY.hash { Ok(Some(0)) } else { self.0.size_of(hash).await }
+    async fn size_of(&self, hash: Hash, purpose: Purpose) -> Result<Option<u64>, StoreError> {
+        if hash == EMPTY.hash { Ok(Some(0)) } else { self.0.size_of(hash, purpose).await }
     }
 
     async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {

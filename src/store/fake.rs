@@ -169,7 +169,7 @@ impl Store for FakeStore {
         }))
     }
 
-    async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError> {
+    async fn size_of(&self, hash: Hash, _purpose: Purpose) -> Result<Option<u64>, StoreError> {
         self.trouble()?;
         Ok(self.with(|state| state.blobs.keys().find(|digest| digest.hash == hash).map(|digest| digest.size)))
     }

@@ -6,8 +6,8 @@ use bytes::Bytes;
 
 use super::complete::Complete;
 use super::{
-    ActionEntry, ActionKey, Blob, Get, Memory, Opened, Put, PutOutcome, Store, StoreError, UploadKey, UploadStatus,
-    Wanted,
+    ActionEntry, ActionKey, Blob, Get, Memory, Opened, Purpose, Put, PutOutcome, Store, StoreError, UploadKey,
+    UploadStatus, Wanted,
 };
 use crate::metrics::{Counter, Metric, Snapshot};
 use crate::pure::digest::{Digest, Hash};
@@ -98,8 +98,8 @@ impl<S: Store> Store for Measured<S> {
         Ok(missing)
     }
 
-    async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError> {
-        let size = self.inner.size_of(hash).await?;
+    async fn size_of(&self, hash: Hash, purpose: Purpose) -> Result<Option<u64>, StoreError> {
+        let size = self.inner.size_of(hash, purpose).await?;
         // Who goes on to read the blob counts it as found.
         if size.is_none() {
             self.counts.get_blob.note(false);

@@ -7,12 +7,18 @@ pub mod fake;
 pub mod measured;
 pub mod walk;
 
+use std::time::Duration;
+
 use bytes::Bytes;
 
+use crate::limits;
 use crate::pure::digest::{Digest, Hash};
 pub use crate::pure::encoding::Encoding;
 use crate::pure::scope::Scope;
+use crate::rt;
 use crate::rt::channel::Receiver;
+use crate::rt::join::map_bounded;
+use crate::rt::time::Either;
 
 /// What a reader can take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,6 +194,15 @@ pub enum Wanted {
     Action(ActionKey),
 }
 
+/// What a size is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Nothing more.
+    Look,
+    /// The blob is read next: a backend's is here or on its way when its size is known.
+    Read,
+}
+
 /// Who has memory for an answer, and takes it back while the answer is sought elsewhere.
 #[allow(async_fn_in_trait)] // Why: futures stay on their core; nobody asks for Send.
 pub trait Memory<E> {
@@ -195,6 +210,40 @@ pub trait Memory<E> {
     async fn hold(&mut self, len: usize) -> Result<(), E>;
     /// Gives back what was taken.
     fn release(&mut self);
+}
+
+/// Waits for `work`, which may ask a backend, and then takes its time: after `BACKEND_HOLD_MS` with memory for the `kept`
+/// bytes that cannot be given back, in place of `held` bytes, which are taken again when it is done.
+pub async fn wait_holding<T, E>(
+    memory: &mut impl Memory<E>,
+    kept: usize,
+    held: usize,
+    work: impl Future<Output = T>,
+) -> Result<T, E> {
+    let mut work = Box::pin(work);
+    // Why in a block: what is here needs no clock.
+    let patience = async { rt::time::sleep(Duration::from_millis(limits::BACKEND_HOLD_MS)).await };
+    if let Either::Left(done) = rt::time::race(&mut work, patience).await {
+        return Ok(done);
+    }
+    memory.release();
+    memory.hold(kept).await?;
+    let done = work.await;
+    memory.hold(held).await?;
+    Ok(done)
+}
+
+/// Has a backend bring what is not here. Waits as `wait_holding` does, with memory for `kept` bytes.
+pub async fn bring<S: Store, E>(
+    store: &S,
+    digests: Vec<Digest>,
+    memory: &mut impl Memory<E>,
+    kept: usize,
+    held: usize,
+) -> Result<(), E> {
+    let fetch = async |digest: Digest| store.fetch(Wanted::Blob(digest)).await;
+    // What does not come is missed by whoever reads it.
+    wait_holding(memory, kept, held, map_bounded(digests, limits::BATCH_CONCURRENCY, fetch)).await.map(drop)
 }
 
 /// For who counts no memory.
@@ -268,7 +317,8 @@ pub trait Store: Clone + 'static {
     /// For each digest whether it is missing, in order. Present blobs count as used.
     async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError>;
     /// The size of the blob with this hash, for clients that do not know it (HTTP). `None` is a miss; a hit counts as use.
-    async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError>;
+    /// A backend is asked for what is not here: who calls this should hold no memory that others want.
+    async fn size_of(&self, hash: Hash, purpose: Purpose) -> Result<Option<u64>, StoreError>;
     /// `None` is a miss.
     async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError>;
     /// The same of what is here, without asking a backend; then `fetch` tells more. A store without backends has no other.

@@ -7,7 +7,7 @@ use std::collections::{HashSet, VecDeque};
 
 use bytes::Bytes;
 
-use super::{Store, StoreError, read_raw};
+use super::{Memory, Store, StoreError, read_raw};
 use crate::limits;
 use crate::pure::digest::Digest;
 use crate::pure::directory::{Node, Shape, WalkError, scan_pieces};
@@ -27,6 +27,9 @@ pub enum Visit {
     /// Not to be read as a Directory. The walk goes on without what is below.
     Invalid { digest: Digest, why: WalkError },
 }
+
+/// What a walk remembers of each Directory, in bytes: its digest in a set, and in the queue.
+const SEEN_LEN: usize = 100;
 
 /// Why a walk stops.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,6 +69,16 @@ impl<S: Store> Walk<S> {
         Self { store, queue: roots.into(), left_of_level, depth: 0, read: VecDeque::new(), seen, max }
     }
 
+    /// Has a backend bring what `next` is about to read. Waits as `wait_holding` does; what this walk remembers counts as
+    /// kept, besides `kept` bytes of the caller's.
+    pub async fn bring<E>(&self, memory: &mut impl Memory<E>, kept: usize, held: usize) -> Result<(), E> {
+        if !self.read.is_empty() {
+            return Ok(());
+        }
+        let kept = kept + self.seen.len() * SEEN_LEN;
+        super::bring(&self.store, self.next_few(), memory, kept, held).await
+    }
+
     /// The next Directory; `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Visit>, WalkStop> {
         if self.read.is_empty() {
@@ -100,29 +113,32 @@ impl<S: Store> Walk<S> {
         Ok(Some(Visit::Present { digest, pieces, files }))
     }
 
-    /// Reads the next few Directories of the queue together.
-    async fn read_ahead(&mut self) -> Result<(), WalkStop> {
+    /// The Directories at the front of the queue that are read together. None of them: the first one is too long.
+    fn next_few(&self) -> Vec<Digest> {
         let (mut next, mut len) = (Vec::new(), 0);
-        while let Some(&digest) = self.queue.front() {
-            if digest.size > limits::DIRECTORY_LEN_MAX {
-                // Why asked only when its turn has come: what stands before it goes out first, in the same order anywhere.
-                if !next.is_empty() {
-                    break;
-                }
-                if !self.store.find_missing(vec![digest]).await?.contains(&true) {
-                    return Err(WalkStop::TooLong(digest));
-                }
-                self.queue.pop_front();
-                self.read.push_back((digest, None));
-                return Ok(());
-            }
+        for &digest in &self.queue {
             len += digest.size;
             let full = next.len() == limits::BATCH_CONCURRENCY || len > limits::TREE_PAGE_LEN_MAX;
-            if full && !next.is_empty() {
+            if digest.size > limits::DIRECTORY_LEN_MAX || (full && !next.is_empty()) {
                 break;
             }
             next.push(digest);
+        }
+        next
+    }
+
+    /// Reads the next few Directories of the queue together.
+    async fn read_ahead(&mut self) -> Result<(), WalkStop> {
+        let next = self.next_few();
+        self.queue.drain(..next.len());
+        // Why asked only when its turn has come: what stands before it goes out first, in the same order anywhere.
+        if let Some(&digest) = self.queue.front().filter(|_| next.is_empty()) {
+            if !self.store.find_missing(vec![digest]).await?.contains(&true) {
+                return Err(WalkStop::TooLong(digest));
+            }
             self.queue.pop_front();
+            self.read.push_back((digest, None));
+            return Ok(());
         }
         let store = &self.store;
         let read = map_bounded(next.clone(), limits::BATCH_CONCURRENCY, |digest| read_raw(store, digest)).await;

@@ -9,21 +9,49 @@ import time
 import grpc
 import pytest
 
+from bucket import blob_key, casblob
 from content import unique
-from reapi import Client, blob_name, digest, digest_of, upload_name
+from reapi import Client, blob_name, digest, digest_of, message, upload_name
 from wait import until
 
 MIB = 1 << 20
 READERS = 150
 
 
-@pytest.mark.parametrize("kind", ["blobs", "actions", "batches"])
+KINDS = ["blobs", "actions", "batches", "trees", "below a root", "checks of trees", "checks of roots", "inlined"]
+
+
+def stored_result(client: Client, store, kind: str, number: int):
+    """An action whose result is here, and something that it names is not."""
+    action, result = digest_of(b"%d: %s" % (number, kind.encode())), message("ActionResult")()
+    content = unique(2 * MIB if kind == "inlined" else 700)
+    # It is known to be in the store, which does not give it.
+    store.objects[blob_key(content.hash)] = casblob(content.bytes())
+    if kind == "inlined":
+        result.stdout_digest.CopyFrom(digest(content))
+    elif kind == "checks of trees":
+        result.output_directories.add(path="out", tree_digest=digest(content))
+    else:
+        result.output_directories.add(path="out", root_directory_digest=digest(content))
+    client.update_action(action, result)
+    return action
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_waiting_for_a_store_holds_no_memory(store, fresh, kind):
     server = fresh(memory_limit="300M", cores="2", **store.flags())
     local = unique(MIB)
     with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor(READERS) as pool:
         clients = [stack.enter_context(Client(server.address)) for _ in range(6)]
         clients[0].write(upload_name(local.hash, local.size), local.chunks())
+        actions, roots = [], []
+        for number in range(READERS):
+            if kind.startswith("checks") or kind == "inlined":
+                actions.append(stored_result(clients[0], store, kind, number))
+            if kind == "below a root":
+                directory = message("Directory")()
+                directory.directories.add(name="below", digest=digest(unique(300)))
+                roots.append(clients[0].put(directory.SerializeToString()))
         store.fault, store.methods = "silent", ("GET",)
 
         def cold(number: int) -> None:
@@ -34,6 +62,12 @@ def test_waiting_for_a_store_holds_no_memory(store, fresh, kind):
                     client.read(blob_name(content.hash, content.size))
                 elif kind == "batches":
                     client.batch_read([digest(unique(MIB)) for _ in range(3)])
+                elif kind == "trees":
+                    client.tree_pages(digest(unique(500)))
+                elif kind == "below a root":
+                    client.tree_pages(roots[number])
+                elif actions:
+                    client.get_action(actions[number], inline_stdout=True)
                 else:
                     client.get_action(digest_of(b"action %d" % number))
 

@@ -192,10 +192,6 @@ class Server:
     def open_files(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
-    def has_noted(self, hash: str) -> bool:
-        """Whether an upload of this hash stands in a ledger of unfinished uploads, and so survives a kill."""
-        return any(bytes.fromhex(hash) in ledger.read_bytes() for ledger in self.directory.glob("uploads/*.v1"))
-
     def data_files(self) -> list[pathlib.Path]:
         return sorted(path for path in self.directory.rglob("*") if path.is_file())
 

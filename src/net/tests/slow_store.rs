@@ -120,9 +120,9 @@ impl Store for SlowStore {
         self.fake.find_missing(digests).await
     }
 
-    async fn size_of(&self, hash: Hash) -> Result<Option<u64>, StoreError> {
+    async fn size_of(&self, hash: Hash, purpose: Purpose) -> Result<Option<u64>, StoreError> {
         self.pass().await;
-        self.fake.size_of(hash).await
+        self.fake.size_of(hash, purpose).await
     }
 
     async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {

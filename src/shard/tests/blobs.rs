@@ -9,7 +9,7 @@ use crate::rt;
 use crate::rt::cores::block_on;
 use crate::shard::codec::StorageMode;
 use crate::shard::disk::{Codec, Key, Kind};
-use crate::store::{Accept, ActionKey, Blob, Encoding, Get, Put, PutOutcome, StoreError};
+use crate::store::{Accept, ActionKey, Blob, Encoding, Get, Purpose, Put, PutOutcome, StoreError};
 
 /// Goal: whatever form a blob came in and stands in, a reader gets the bytes that it asked for in a form that it takes.
 /// Method: random contents, sizes around the borders, both modes and encodings; random ranges.
@@ -28,9 +28,9 @@ fn what_was_put_can_be_read_in_every_form() {
                     _ => (Encoding::Zstd, random.zstd(&data)),
                 };
                 let put = Put { digest, encoding, data: random.cut(&body, 3), admitted: false };
-                assert_eq!(worker.size_of(digest.hash).await, Ok(None), "{digest}");
+                assert_eq!(worker.size_of(digest.hash, Purpose::Look).await, Ok(None), "{digest}");
                 assert_eq!(worker.put(put).await, Ok(PutOutcome::Stored), "{digest}");
-                assert_eq!(worker.size_of(digest.hash).await, Ok(Some(digest.size)), "{digest}");
+                assert_eq!(worker.size_of(digest.hash, Purpose::Look).await, Ok(Some(digest.size)), "{digest}");
                 for accept in [Accept::Identity, Accept::Zstd, Accept::Any] {
                     for offset in [0, random.below(digest.size + 1), digest.size] {
                         let limit = (accept == Accept::Identity && random.below(2) == 0).then(|| random.below(300_000));

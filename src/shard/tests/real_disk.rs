@@ -16,7 +16,7 @@ use crate::shard::disk_tests::wait_closed;
 use crate::shard::router::{Router, wire};
 use crate::shard::worker::Worker;
 use crate::shard::{geometry, pool};
-use crate::store::{Accept, ActionKey, Encoding, Get, Opened, Put, PutOutcome, Store, Upload, UploadKey};
+use crate::store::{Accept, ActionKey, Encoding, Get, Opened, Purpose, Put, PutOutcome, Store, Upload, UploadKey};
 
 /// One core with a real disk in `dir`.
 async fn open(dir: &Path, mode: StorageMode, ram_bytes: usize) -> (Router<Disk>, Disk) {
@@ -34,7 +34,7 @@ async fn check(store: &Router<Disk>, random: &mut SplitMix64, data: &Bytes, dige
     for accept in [Accept::Identity, Accept::Zstd, Accept::Any] {
         let offset = random.below(digest.size + 1) * random.below(2);
         let get = Get { digest, offset, limit: None, accept };
-        assert_eq!(store.size_of(digest.hash).await, Ok(Some(digest.size)));
+        assert_eq!(store.size_of(digest.hash, Purpose::Look).await, Ok(Some(digest.size)));
         let blob = store.get(get).await.expect("no error").expect("present");
         let len = blob.encoded_len();
         let (encoding, body) = collect(blob).await.expect("no damage");
