@@ -117,7 +117,7 @@ impl<D: BlobDisk> Session<D> {
             return Ok(PutOutcome::AlreadyPresent);
         }
         writer.commit().await.map_err(|error| store_error(error, self.digest))?;
-        worker.note_stored(self.digest.size);
+        worker.note_stored(&key);
         Ok(PutOutcome::Stored)
     }
 

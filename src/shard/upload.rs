@@ -5,7 +5,7 @@
 //! is known to be dead, takes the session over.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque, hash_map};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use crate::limits::{
     self, PARKED_DISK_MAX, PARKED_MEMORY_MAX, PARKED_UPLOADS_MAX, PARTIAL_UPLOAD_KEEP_MS, UPLOAD_MESSAGE_LEN,
 };
 use crate::pure::parking::{Cost, Parking, ParkingLimits, Ticket};
+use crate::pure::record::Key;
 use crate::rt;
 use crate::rt::channel::{self, Receiver, ReplyTo, Sender};
 use crate::rt::local::{Event, Local};
@@ -136,6 +137,8 @@ struct Table<D: BlobDisk> {
     by_key: HashMap<Rc<UploadKey>, Entry>,
     /// All running uploads, oldest first, also those whose name another one has taken.
     running: BTreeMap<u64, Rc<Running>>,
+    /// The same by what they upload.
+    by_blob: HashMap<Key, Vec<Rc<Running>>>,
     started: u64,
     parking: Parking<(Rc<UploadKey>, Session<D>)>,
     /// When milliseconds count from.
@@ -155,8 +158,8 @@ enum Entry {
 }
 
 /// What others may know of a running upload, and ask of it.
-#[derive(Default)]
 struct Running {
+    blob: Key,
     /// Raw bytes consumed.
     committed: Cell<u64>,
     /// What `report` last said.
@@ -165,10 +168,28 @@ struct Running {
     is_wanted: Cell<bool>,
     /// Somebody else is to have its slot.
     is_to_yield: Cell<bool>,
+    /// The blob has been stored, by this upload or another one.
+    is_stored: Cell<bool>,
     wanted: Event,
     ended: Event,
     /// Since when it waits for its client.
     idle_since: Cell<Option<Instant>>,
+}
+
+impl Running {
+    fn new(blob: Key, committed: u64) -> Self {
+        Self {
+            blob,
+            committed: Cell::new(committed),
+            reported: Cell::default(),
+            is_wanted: Cell::default(),
+            is_to_yield: Cell::default(),
+            is_stored: Cell::default(),
+            wanted: Event::default(),
+            ended: Event::default(),
+            idle_since: Cell::default(),
+        }
+    }
 }
 
 /// What an upload that wants to go on at some offset finds.
@@ -197,6 +218,7 @@ impl<D: BlobDisk> Uploads<D> {
         Self(Local::new(Table {
             by_key: HashMap::new(),
             running: BTreeMap::new(),
+            by_blob: HashMap::new(),
             started: 0,
             parking,
             epoch: rt::time::now(),
@@ -277,6 +299,15 @@ impl<D: BlobDisk> Uploads<D> {
         }
     }
 
+    /// A blob has been stored: all who still upload it end, also those who wait for their client.
+    pub fn note_stored(&self, blob: &Key) {
+        let uploads = self.0.with(|table| table.by_blob.get(blob).cloned());
+        for running in uploads.into_iter().flatten() {
+            running.is_stored.set(true);
+            running.wanted.notify();
+        }
+    }
+
     /// Raw bytes that the session has; the client may go on from there.
     pub fn report(&self, key: &UploadKey) -> u64 {
         self.0.with(|table| {
@@ -349,8 +380,7 @@ impl<D: BlobDisk> Uploads<D> {
         session: Session<D>,
         slot: Admitted,
     ) -> Result<UploadHandle, StoreError> {
-        let running = Rc::new(Running::default());
-        running.committed.set(session.committed());
+        let running = Rc::new(Running::new(worker.cas_key(&key.digest), session.committed()));
         let (messages, inbox) = channel::bounded(1);
         // Room for the acknowledgements of 2 writes and for the reason of an end.
         let (ack_to, acks) = channel::bounded(2);
@@ -369,6 +399,7 @@ impl<D: BlobDisk> Uploads<D> {
         }
         let replaced = self.0.with(|table| {
             table.running.insert(number, running.clone());
+            table.by_blob.entry(running.blob).or_default().push(running.clone());
             match table.by_key.insert(key, Entry::Running(running)) {
                 Some(Entry::Parked { ticket, .. }) => table.parking.take(ticket),
                 Some(Entry::Running(_)) | None => None,
@@ -381,7 +412,7 @@ impl<D: BlobDisk> Uploads<D> {
     /// Forgets a running upload that has ended.
     fn end(&self, key: &Rc<UploadKey>, number: u64, running: &Rc<Running>) {
         self.0.with(|table| {
-            table.running.remove(&number);
+            table.forget(number, running);
             if table.is_current(key, running) {
                 table.by_key.remove(key);
             }
@@ -396,7 +427,7 @@ impl<D: BlobDisk> Uploads<D> {
         let cost =
             Cost { memory_bytes: memory_bytes + PARKED_OVERHEAD + key.instance.len() + key.uuid.len(), disk_bytes };
         let freed = self.0.with(|table| {
-            table.running.remove(&number);
+            table.forget(number, running);
             if !table.is_current(&key, running) {
                 return vec![(key, session)];
             }
@@ -442,6 +473,17 @@ impl<D: BlobDisk> Table<D> {
         self.parking.deadline_ms().map(|deadline| deadline.saturating_sub(self.now_ms()).max(1))
     }
 
+    /// Takes out of the running ones.
+    fn forget(&mut self, number: u64, running: &Rc<Running>) {
+        self.running.remove(&number);
+        if let hash_map::Entry::Occupied(mut uploads) = self.by_blob.entry(running.blob) {
+            uploads.get_mut().retain(|upload| !Rc::ptr_eq(upload, running));
+            if uploads.get().is_empty() {
+                uploads.remove();
+            }
+        }
+    }
+
     fn is_current(&self, key: &UploadKey, running: &Rc<Running>) -> bool {
         matches!(self.by_key.get(key), Some(Entry::Running(current)) if Rc::ptr_eq(current, running))
     }
@@ -479,6 +521,12 @@ impl<D: BlobDisk> Task<D> {
             if self.running.is_to_yield.get() {
                 self.ack(Err(UploadEnd::Failed(StoreError::Yielded)));
                 return self.park();
+            }
+            if self.running.is_stored.take()
+                && let Err(end) = self.check_absent().await
+            {
+                self.ack(Err(end));
+                return self.end();
             }
             self.running.idle_since.set(Some(rt::time::now()));
             let next = rt::time::race(inbox.recv(), wanted).await;
@@ -535,12 +583,19 @@ impl<D: BlobDisk> Task<D> {
     }
 
     async fn consume(&mut self, data: Vec<Bytes>) -> UploadAck {
-        if self.worker.holds(&self.key.digest).await.map_err(UploadEnd::Failed)? {
-            return Err(UploadEnd::AlreadyPresent);
-        }
+        self.check_absent().await?;
         self.session.write(&self.worker, &data).await.map_err(UploadEnd::Failed)?;
         self.running.committed.set(self.session.committed());
         Ok(())
+    }
+
+    /// An upload of a blob that is here is over.
+    async fn check_absent(&self) -> Result<(), UploadEnd> {
+        match self.worker.holds(&self.key.digest).await {
+            Ok(false) => Ok(()),
+            Ok(true) => Err(UploadEnd::AlreadyPresent),
+            Err(error) => Err(UploadEnd::Failed(error)),
+        }
     }
 
     /// Why there is room: a handle has at most 2 writes on their way. A handle that is gone needs no answer.

@@ -604,7 +604,7 @@ impl<D: BlobDisk> Worker<D> {
             record.data = pieces[0].clone();
         }
         self.keep_in_ram(key, &record, owned);
-        self.note_stored(key.size);
+        self.note_stored(key);
         Ok(())
     }
 
@@ -614,9 +614,11 @@ impl<D: BlobDisk> Worker<D> {
         self.0.disk.damaged(key);
     }
 
-    pub(super) fn note_stored(&self, raw_len: u64) {
+    /// A CAS blob has been stored.
+    pub(super) fn note_stored(&self, key: &Key) {
         self.0.stored_blobs.set(self.0.stored_blobs.get() + 1);
-        self.0.stored_raw_bytes.set(self.0.stored_raw_bytes.get() + raw_len);
+        self.0.stored_raw_bytes.set(self.0.stored_raw_bytes.get() + key.size);
+        self.0.uploads.note_stored(key);
     }
 
     /// Starts a large blob on disk. When there is no space, interrupted uploads give way.

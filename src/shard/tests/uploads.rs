@@ -13,7 +13,9 @@ use crate::shard::codec::StorageMode;
 use crate::shard::fake_disk::FakeDisk;
 use crate::shard::upload::UploadHandle;
 use crate::shard::worker::Worker;
-use crate::store::{Accept, Encoding, Get, Opened, PutOutcome, StoreError, Upload, UploadEnd, UploadKey, UploadStatus};
+use crate::store::{
+    Accept, Encoding, Get, Opened, Put, PutOutcome, StoreError, Upload, UploadEnd, UploadKey, UploadStatus,
+};
 
 fn key(digest: Digest, encoding: Encoding, uuid: &str) -> UploadKey {
     UploadKey { instance: "main".into(), uuid: uuid.into(), digest, encoding }
@@ -211,6 +213,40 @@ fn two_uploads_of_one_blob_both_end_well() {
             assert_eq!(late.finish().await, Err(StoreError::Stopping), "an ended upload has no second answer");
             assert_eq!(disk.with(|state| state.frames_in_flight), 0);
             assert!(matches!(worker.open_upload(key, 0).await, Ok(Opened::AlreadyPresent)));
+        }
+    });
+}
+
+/// Goal: who uploads a blob that comes in another way is told at once, though its client sends nothing. Method: uploads that
+/// stand before their first byte and in the middle; another one ends, or the blob is put as a whole.
+#[test]
+fn a_standing_upload_ends_when_the_blob_is_there() {
+    block_on(async {
+        for (len, sent, in_one) in [(500, 0, true), (500, 200, false), (2 * FRAME_LEN, FRAME_LEN + 1, false)] {
+            let (worker, _) = worker(StorageMode::Zstd);
+            let data = SplitMix64(5).content(len);
+            let digest = digest_of(&data);
+            let other = key(digest_of(b"other"), Encoding::Identity, "other");
+            let mut other = open(&worker, &other, 0).await.expect("new");
+            let mut standing = open(&worker, &key(digest, Encoding::Zstd, "standing"), 0).await.expect("new");
+            let mut half = open(&worker, &key(digest, Encoding::Identity, "half"), 0).await.expect("new");
+            half.write(vec![data.slice(..sent)]).await.expect("consumed");
+            let put = Put { digest, encoding: Encoding::Identity, data: vec![data.clone()], admitted: false };
+            let stored = match in_one {
+                true => worker.put(put).await,
+                false => {
+                    let mut whole = open(&worker, &key(digest, Encoding::Identity, "whole"), 0).await.expect("new");
+                    whole.write(vec![data.clone()]).await.expect("consumed");
+                    whole.finish().await
+                }
+            };
+            assert_eq!(stored, Ok(PutOutcome::Stored));
+            for upload in [&mut standing, &mut half] {
+                assert!(matches!(upload.ended().await, UploadEnd::AlreadyPresent));
+            }
+            other.write(vec![Bytes::from_static(b"other")]).await.expect("consumed");
+            assert_eq!(other.finish().await, Ok(PutOutcome::Stored));
+            settle(&worker).await;
         }
     });
 }
