@@ -82,11 +82,11 @@ fn checked_get(name: &ReadName<'_>, request: &ReadRequest) -> Result<Get, Status
     let offset = offset.ok_or_else(|| {
         out_of_range(format!("read_offset: {} is outside of the blob's {size} bytes", request.read_offset))
     })?;
-    let limit = u64::try_from(request.read_limit)
-        .map_err(|_| out_of_range(format!("read_limit: {} is negative", request.read_limit)))?;
-    if limit != 0 && name.encoding == Encoding::Zstd {
+    if request.read_limit != 0 && name.encoding == Encoding::Zstd {
         return Err(Status::invalid("read_limit: must be 0 for a compressed read"));
     }
+    let limit = u64::try_from(request.read_limit)
+        .map_err(|_| out_of_range(format!("read_limit: {} is negative", request.read_limit)))?;
     let accept = match name.encoding {
         Encoding::Identity => Accept::Identity,
         Encoding::Zstd => Accept::Zstd,
