@@ -3,6 +3,7 @@
 //! A hit is served only when every blob that it names is present, so entries are walked at each read, in place. For the
 //! Trees and Directories that they name see `directory`.
 
+use bytes::Bytes;
 use prost::Message;
 
 use crate::pure::digest::Digest;
@@ -214,6 +215,63 @@ pub fn without_contents(sent: &[u8], result: &reapi::ActionResult) -> Option<Vec
     let same = reapi::ActionResult::decode(&out[..]).is_ok_and(|again| again == *result)
         && References::of(&out) == References::of(&result.encode_to_vec());
     same.then_some(out)
+}
+
+/// What is to stand in a place for inline contents.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Contents {
+    #[default]
+    AsStored,
+    Nothing,
+    These(Bytes),
+}
+
+/// What is to stand in each place of a result.
+#[derive(Debug, Clone, Default)]
+pub struct Inlined {
+    pub stdout: Contents,
+    pub stderr: Contents,
+    /// In the order of `output_files`.
+    pub files: Vec<Contents>,
+}
+
+/// The serialized ActionResult `stored` with other inline contents, and otherwise as it stands there, with fields that we do
+/// not know. `None` where it has other files than `inlined`, or groups.
+pub fn with_contents(stored: &[u8], inlined: &Inlined) -> Option<Vec<u8>> {
+    let places = [(5, &inlined.stdout), (7, &inlined.stderr)];
+    let mut out = Vec::with_capacity(stored.len());
+    let mut files = inlined.files.iter();
+    for field in Fields::of(stored) {
+        let field = field.ok()?;
+        let contents = match field.number {
+            2 => files.next()?,
+            number => places.iter().find(|(place, _)| *place == number).map_or(&Contents::AsStored, |(_, it)| it),
+        };
+        match contents {
+            Contents::AsStored => out.extend_from_slice(&stored[field.range]),
+            Contents::Nothing | Contents::These(_) if field.number != 2 => {}
+            Contents::Nothing | Contents::These(_) => {
+                let file = field.bytes().ok()?;
+                let mut message = Vec::with_capacity(file.len());
+                for field in Fields::of(file) {
+                    let field = field.ok()?;
+                    if field.number != 5 {
+                        message.extend_from_slice(&file[field.range]);
+                    }
+                }
+                put_contents(&mut message, 5, contents);
+                prost::encoding::bytes::encode(2, &message, &mut out);
+            }
+        }
+    }
+    places.iter().for_each(|(number, contents)| put_contents(&mut out, *number, contents));
+    files.next().is_none().then_some(out)
+}
+
+fn put_contents(out: &mut Vec<u8>, number: u32, contents: &Contents) {
+    if let Contents::These(bytes) = contents {
+        prost::encoding::bytes::encode(number, bytes, out);
+    }
 }
 
 /// Adds an OutputFile (field 2) without contents = 5, its digest = 2 from `file`.

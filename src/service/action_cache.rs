@@ -2,19 +2,18 @@
 //!
 //! Neither Action nor Command is ever looked at: moon's "action" is JSON, and the key is all that matters.
 
-use std::collections::HashSet;
-
 use bytes::Bytes;
 use prost::Message;
 use sha2::{Digest as _, Sha256};
 
+use super::inline::{rewrite, take_inline};
 use super::{CallContext, Outgoing, Reply, ReplyMemory, Services, Status, check_digest_function, decode, parse_digest};
 use crate::limits;
 use crate::pure::action_result::{InvalidField, needs_rewrite, validate, without_contents};
-use crate::pure::digest::{Digest, Hash};
+use crate::pure::digest::Hash;
 use crate::pure::protobuf::Fields;
 use crate::rt::join::map_bounded;
-use crate::store::{ActionEntry, ActionKey, Encoding, Put, Store, StoreError, bring, read_raw};
+use crate::store::{ActionKey, Encoding, Put, Store, StoreError};
 use crate::wire::reapi::{self, ActionResult, GetActionResultRequest, UpdateActionResultRequest};
 
 /// `GetActionResult`. A stored result whose blobs are not all here never gets to this point (see `store::complete`).
@@ -162,131 +161,12 @@ fn action_key<S>(services: &Services<S>, instance: &str, digest: Option<&reapi::
     Ok(ActionKey { hash: mangled(services, instance, digest.hash), size: Some(digest.size) })
 }
 
-/// A place for inline contents in an ActionResult.
-#[derive(Debug, Clone, Copy)]
-enum Slot {
-    Stdout,
-    Stderr,
-    File(usize),
-}
-
-/// Every slot of a result.
-fn slots(result: &ActionResult) -> impl Iterator<Item = Slot> + use<> {
-    [Slot::Stdout, Slot::Stderr].into_iter().chain((0..result.output_files.len()).map(Slot::File))
-}
-
-/// A slot's contents and digest.
-fn slot(result: &mut ActionResult, slot: Slot) -> (&mut Bytes, &mut Option<reapi::Digest>) {
-    match slot {
-        Slot::Stdout => (&mut result.stdout_raw, &mut result.stdout_digest),
-        Slot::Stderr => (&mut result.stderr_raw, &mut result.stderr_digest),
-        Slot::File(i) => {
-            let file = &mut result.output_files[i];
-            (&mut file.contents, &mut file.digest)
-        }
-    }
-}
-
-/// Takes inline contents out of a result that was validated, and leaves their digests.
-fn take_inline(result: &mut ActionResult) -> Result<Vec<(Digest, Bytes)>, InvalidField> {
-    let mut taken = Vec::new();
-    for at in slots(result) {
-        let (contents, named) = slot(result, at);
-        if contents.is_empty() {
-            continue;
-        }
-        let data = std::mem::take(contents);
-        let digest = Digest { hash: Hash(Sha256::digest(&data).into()), size: data.len() as u64 };
-        let actual = reapi::Digest { hash: digest.hash.to_hex(), size_bytes: data.len() as i64 };
-        if named.as_ref().is_some_and(|named| *named != actual) {
-            let field = match at {
-                Slot::Stdout => "stdout_raw".to_owned(),
-                Slot::Stderr => "stderr_raw".to_owned(),
-                Slot::File(i) => format!("output_files[{i}].contents"),
-            };
-            return Err(InvalidField { field, problem: "is not what the digest beside it says".into() });
-        }
-        *named = Some(actual);
-        taken.push((digest, data));
-    }
-    Ok(taken)
-}
-
-/// The answer with what the client wants inline, as far as it fits, and nothing else inline. `None` when the entry
-/// turns out to be no hit.
-async fn rewrite<S: Store>(
-    services: &Services<S>,
-    request: &GetActionResultRequest,
-    entry: &ActionEntry,
-    out: &mut impl Outgoing,
-) -> Result<Option<Bytes>, Status> {
-    let Ok(mut result) = ActionResult::decode(entry.data.clone()) else { return Ok(None) };
-    let files: HashSet<&str> = request.inline_output_files.iter().map(String::as_str).collect();
-    let mut wanted = Vec::new();
-    for at in slots(&result) {
-        let wants = match at {
-            Slot::Stdout => request.inline_stdout,
-            Slot::Stderr => request.inline_stderr,
-            Slot::File(i) => files.contains(result.output_files[i].path.as_str()),
-        };
-        let (contents, named) = slot(&mut result, at);
-        let Some(named) = named else { continue };
-        let Ok(digest) = Digest::parse(named.hash.as_bytes(), named.size_bytes) else { return Ok(None) };
-        if wants && contents.is_empty() && !digest.is_empty() {
-            wanted.push((at, digest));
-        }
-        // Why: not asked for, and present as a blob (unless nobody checked).
-        if !wants && services.options.check_actions {
-            contents.clear();
-        }
-    }
-    let mut room = limits::REPLY_LEN_MAX.saturating_sub(result.encoded_len()) as u64;
-    wanted.retain(|(_, digest)| {
-        match digest.size.checked_add(INLINE_HEADER_LEN).and_then(|len| room.checked_sub(len)) {
-            Some(left) => {
-                room = left;
-                true
-            }
-            None => false,
-        }
-    });
-    if !wanted.is_empty() {
-        let digests = wanted.iter().map(|(_, digest)| *digest).collect();
-        let held = limits::ACTION_READ_HELD_LEN.max(entry.data.len());
-        bring(&services.store, digests, &mut ReplyMemory(out), 2 * entry.data.len(), held).await?;
-        out.hold(limits::REPLY_LEN_MAX - room as usize).await?;
-    }
-    let read = map_bounded(wanted, limits::BATCH_CONCURRENCY, async |(at, digest)| {
-        (at, read_raw(&services.store, digest).await)
-    })
-    .await;
-    for (at, pieces) in read {
-        // Why: inlining is a hint, and trouble with one blob no reason to fail the call; its absence is a miss.
-        let Ok(pieces) = pieces else { continue };
-        let Some(pieces) = pieces else { return Ok(None) };
-        *slot(&mut result, at).0 = join(pieces);
-    }
-    Ok(Some(result.encode_to_vec().into()))
-}
-
-/// What inline contents add to a message besides themselves, at most, in bytes: their own header, and a longer length
-/// of the OutputFile around them.
-const INLINE_HEADER_LEN: u64 = 16;
-
-/// One piece out of many; a single one is not copied.
-fn join(mut pieces: Vec<Bytes>) -> Bytes {
-    match pieces.len() {
-        1 => pieces.remove(0),
-        _ => pieces.concat().into(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::pure::digest::EMPTY;
+    use crate::pure::digest::{Digest, EMPTY};
     use crate::service::testing::{self, Collected, wire};
     use crate::service::{Code, Options};
     use crate::store::fake::{FakeStore, digest_of};
@@ -393,6 +273,17 @@ mod tests {
         assert_eq!(result.output_files[1].digest, wire(digest_of(b"inline")));
         assert_eq!((result.stdout_digest.clone(), result.exit_code), (wire(digest_of(b"out")), 4));
         assert_eq!(get_plain(&tested), Ok(result));
+        let wants = GetActionResultRequest {
+            action_digest: wire(digest_of(ACTION)),
+            inline_stdout: true,
+            inline_output_files: vec!["b".into()],
+            ..Default::default()
+        };
+        let (context, mut out) = (CallContext::default(), Collected::default());
+        let reply = get_action_result(&tested.1, &context, wants.encode_to_vec().into(), &mut out).now_or_never();
+        let inlined = reply.expect("ready").expect("a hit").concat();
+        let has = |text: &str| inlined.windows(text.len()).filter(|window| *window == text.as_bytes()).count();
+        assert_eq!((has("of a file"), has("of the result"), has("inline"), has("out")), (2, 1, 1, 1));
         // In two parts, which a reader has to join.
         let parts = update(&[&sent, &unknown(91, "more")]);
         assert_eq!(ActionResult::decode(&parts[..]).expect("a message").encode_to_vec(), parts);

@@ -11,6 +11,7 @@ pub mod capabilities;
 pub mod cas;
 pub mod health;
 pub mod http_cache;
+mod inline;
 pub mod reflection;
 pub mod refusal;
 pub mod reply;
