@@ -74,7 +74,10 @@ pub enum Range {
 impl Range {
     /// Reads a header for a blob of `size` bytes.
     pub fn parse(header: &str, size: u64) -> Self {
-        let Some(spec) = header.trim().strip_prefix("bytes=") else { return Self::Whole };
+        let Some((unit, spec)) = header.trim().split_once('=') else { return Self::Whole };
+        if !unit.eq_ignore_ascii_case("bytes") {
+            return Self::Whole;
+        }
         let Some((first, last)) = spec.split_once('-') else { return Self::Whole };
         let number = |text: &str| {
             let text = text.trim();
@@ -157,6 +160,7 @@ mod tests {
         for (header, expected) in [
             ("bytes=0-0", part(0, 1)),
             ("bytes=2-4", part(2, 3)),
+            ("Bytes=2-4", part(2, 3)),
             ("bytes=2-", part(2, 8)),
             ("bytes=-3", part(7, 3)),
             ("bytes=-30", part(0, 10)),

@@ -272,11 +272,11 @@ async fn put_action<S: Store>(
     declared: Declared<'_>,
     body: &mut impl Incoming,
 ) -> Result<PutOutcome, Refusal> {
-    require_identity(declared)?;
-    let data = collect(declared, limits::ACTION_RESULT_LEN_MAX, body).await?;
-    let (result, sent) = match declared.content_type {
-        JSON => (action_json::decode(&data)?, None),
-        _ => {
+    let data = collect_whole(declared, limits::ACTION_RESULT_LEN_MAX, body).await?;
+    let media_type = declared.content_type.split(';').next().unwrap_or_default().trim();
+    let (result, sent) = match media_type.eq_ignore_ascii_case(JSON) {
+        true => (action_json::decode(&data)?, None),
+        false => {
             let result = ActionResult::decode(data.clone());
             (result.map_err(|error| Refusal::new(400, format!("the body is no ActionResult: {error}")))?, Some(data))
         }
@@ -294,8 +294,7 @@ async fn put_raw<S: Store>(
     declared: Declared<'_>,
     body: &mut impl Incoming,
 ) -> Result<PutOutcome, Refusal> {
-    require_identity(declared)?;
-    let data = collect(declared, limits::HTTP_RAW_LEN_MAX, body).await?;
+    let data = collect_whole(declared, limits::HTTP_RAW_LEN_MAX, body).await?;
     let digest = Digest { hash: Hash(Sha256::digest(&data).into()), size: data.len() as u64 };
     if !data.is_empty() {
         let stored = store_blob(services, &target.instance, digest, Encoding::Identity, data).await;
@@ -337,7 +336,7 @@ fn action_key<S>(services: &Services<S>, target: &Target) -> ActionKey {
 fn digest_for<S>(services: &Services<S>, hash: Hash, size: u64) -> Result<Digest, Refusal> {
     let max = services.options.max_blob_size.get();
     if size > max {
-        return Err(Refusal::new(413, format!("the blob has {size} bytes, more than the {max} that are taken")));
+        return Err(Refusal::new(400, format!("the blob has {size} bytes, more than the {max} that are taken")));
     }
     if (size == 0) != (hash == EMPTY.hash) {
         return Err(Refusal::new(400, format!("a blob of {size} bytes does not have this hash")));
@@ -346,17 +345,29 @@ fn digest_for<S>(services: &Services<S>, hash: Hash, size: u64) -> Result<Digest
 }
 
 fn encoding_of(content_encoding: &str) -> Result<Encoding, Refusal> {
-    match content_encoding {
-        "" | "identity" => Ok(Encoding::Identity),
-        "zstd" => Ok(Encoding::Zstd),
-        other => Err(Refusal::new(415, format!("Unsupported content-encoding: {other:?}; send identity or zstd"))),
+    let is = |coding| content_encoding.eq_ignore_ascii_case(coding);
+    match () {
+        () if is("") || is("identity") => Ok(Encoding::Identity),
+        () if is("zstd") => Ok(Encoding::Zstd),
+        // Why not 415: it is what bazel-remote answers.
+        () => {
+            Err(Refusal::new(400, format!("Unsupported content-encoding: {content_encoding:?}; send identity or zstd")))
+        }
     }
 }
 
-fn require_identity(declared: Declared<'_>) -> Result<(), Refusal> {
-    match encoding_of(declared.content_encoding)? {
-        Encoding::Identity => Ok(()),
-        Encoding::Zstd => Err(Refusal::new(415, "Unsupported content-encoding for /ac/: send identity")),
+/// The body of an upload to `/ac/`, of at most `max` bytes and of the size that the headers say.
+async fn collect_whole(declared: Declared<'_>, max: usize, body: &mut impl Incoming) -> Result<Bytes, Refusal> {
+    if encoding_of(declared.content_encoding)? == Encoding::Zstd {
+        return Err(Refusal::new(400, "Unsupported content-encoding for /ac/: send identity"));
+    }
+    let size = declared_size(declared, Encoding::Identity)?;
+    let data = collect(declared, max, body).await?;
+    match size {
+        Some(size) if size != data.len() as u64 => {
+            Err(Refusal::new(400, format!("X-Digest-SizeBytes: is {size}, but the body has {} bytes", data.len())))
+        }
+        _ => Ok(data),
     }
 }
 

@@ -228,7 +228,7 @@ ROUTES = [
     ("HEAD", "/status", "read", 200),
     ("GET", "/metrics", "read", 200),
     ("GET", "/cas/short", "read", 400),
-    ("GET", "/nothing/here", "read", 404),
+    ("GET", "/nothing/here", "read", 400),
     ("PUT", MISSING, "write", 400),
     ("PUT", "/ac/" + "ab" * 32, "write", 200),
     ("DELETE", MISSING, "write", 405),

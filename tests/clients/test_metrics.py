@@ -145,7 +145,7 @@ def test_head_and_refusals(server):
         ("HEAD", "/metrics", 200),
         ("HEAD", "/status", 200),
         ("POST", "/metrics", 405),
-        ("GET", "/favicon.ico", 404),
+        ("GET", "/favicon.ico", 400),
         ("GET", "/status", 200),
     ]:
         connection.request(method, path)

@@ -95,6 +95,21 @@ pub async fn put<S: Store>(
     }
 }
 
+/// The answer to a request of which nothing is done.
+pub fn reject<S: Store>(
+    server: &Server<S>,
+    refusal: Refusal,
+    head: &Parts,
+    body: hyper::body::Incoming,
+    shares: &Shares,
+    exchange: Exchange,
+) -> Response<Body> {
+    if !body.is_end_stream() {
+        Upload::new(server, body, shares, &exchange, expects_continue(head)).drain_behind();
+    }
+    refuse(refusal, exchange)
+}
+
 /// The answer to a request that is not allowed.
 pub fn deny<S: Store>(
     server: &Server<S>,
@@ -106,18 +121,18 @@ pub fn deny<S: Store>(
 ) -> Response<Body> {
     let access = &server.settings.access;
     access.count(denial);
-    if !body.is_end_stream() {
-        Upload::new(server, body, shares, &exchange, expects_continue(head)).drain_behind();
-    }
-    match denial {
-        Denial::Role { .. } => refuse(Refusal::new(403, denial.text()), exchange),
-        Denial::Busy => refuse(Refusal::later(denial.text()), exchange),
+    let (refusal, challenges) = match denial {
+        Denial::Role { .. } => (Refusal::new(403, denial.text()), false),
+        Denial::Busy => (Refusal::later(denial.text()), false),
         Denial::NoCredential | Denial::Malformed(_) | Denial::WrongPassword | Denial::WrongToken => {
-            let mut response = refuse(Refusal::new(401, denial.text()), exchange);
-            insert(response.headers_mut(), WWW_AUTHENTICATE, &access.challenge());
-            response
+            (Refusal::new(401, denial.text()), true)
         }
+    };
+    let mut response = reject(server, refusal, head, body, shares, exchange);
+    if challenges {
+        insert(response.headers_mut(), WWW_AUTHENTICATE, &access.challenge());
     }
+    response
 }
 
 fn expects_continue(head: &Parts) -> bool {

@@ -5,10 +5,11 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use http::header::{
-    ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue,
-    X_CONTENT_TYPE_OPTIONS,
+    ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderName, HeaderValue,
+    TRANSFER_ENCODING, X_CONTENT_TYPE_OPTIONS,
 };
-use http::{Method, Request, Response, StatusCode};
+use http::request::Parts;
+use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 
 use super::super::credential;
@@ -20,6 +21,7 @@ use super::counters::Handler;
 use super::io::InRequest;
 use crate::access::{Peer, Role};
 use crate::pure::http_cache::Target;
+use crate::service::refusal::Refusal;
 use crate::store::Store;
 
 pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -63,6 +65,11 @@ pub async fn answer<S: Store>(
     let exchange = Exchange::new(server.counters.http.clone(), handler, head.method.clone(), logged, in_request);
     let is_read = head.method == Method::GET || head.method == Method::HEAD;
     let needs = if is_read { Role::Read } else { Role::Write };
+    if let Some(reason) = malformed(&head) {
+        let mut response = cache::reject(&server, Refusal::new(400, reason), &head, body, &shares, exchange);
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        return Ok(response);
+    }
     let credential = || credential(&head.headers, head.uri.authority());
     let role = match server.settings.access.decide(needs.into(), &peer, credential).made().await {
         Ok(role) => role,
@@ -83,20 +90,36 @@ pub async fn answer<S: Store>(
         (Handler::Get | Handler::Head, Some(target)) => cache::get(&server, target, &head, &shares, exchange).await,
         (Handler::Put, Some(target)) => cache::put(&server, role, target, &head, body, &shares, exchange).await,
         (_, Some(_)) => not_allowed(&head.method, "GET, HEAD, PUT", exchange),
-        (_, None) if path.contains("/cas/") || path.contains("/ac/") => {
-            let reason = format!("resource name must be a SHA256 hash in hex, got '{path}'");
-            text(StatusCode::BAD_REQUEST, reason, exchange)
-        }
         (_, None) => {
-            let reason =
-                format!("There is nothing at {path} here: try /, /status, /metrics, /cas/<hash> or /ac/<hash>.");
-            text(StatusCode::NOT_FOUND, reason, exchange)
+            // Why not 404, also where no cache is meant: to a client with a wrong address that would be a miss.
+            // Source: bazel-remote's text, up to the colon.
+            let reason = format!(
+                "resource name must be a SHA256 hash in hex, got '{path}': \
+                 try /cas/<hash>, /ac/<hash>, /status, /metrics or /"
+            );
+            text(StatusCode::BAD_REQUEST, reason, exchange)
         }
     };
     if server.is_draining() {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)
+}
+
+/// Why a request that hyper lets pass is none. Whoever stands between may have read another one in it.
+/// Source: RFC 9112, 3.2 (Host) and 6.1 (Transfer-Encoding).
+fn malformed(head: &Parts) -> Option<&'static str> {
+    if head.version == Version::HTTP_11 && head.headers.get_all(HOST).iter().count() != 1 {
+        return Some("Host: must be there, and once");
+    }
+    let mut codings = head.headers.get_all(TRANSFER_ENCODING).iter();
+    let is_chunked = |coding: &HeaderValue| coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
+    match codings.next() {
+        Some(coding) if !is_chunked(coding) || codings.next().is_some() => {
+            Some("Transfer-Encoding: must be chunked, and nothing besides")
+        }
+        _ => None,
+    }
 }
 
 /// The page for people. It loads nothing from elsewhere, and may not.

@@ -87,8 +87,8 @@ fn routes() {
             ("HEAD", "/", 200, "text/html; charset=utf-8", ""),
             ("GET", "/overview.json", 200, "application/json", "\"entries\":0"),
             ("POST", "/", 405, "text/plain; charset=utf-8", "use one of GET, HEAD"),
-            ("GET", "/index", 404, "text/plain; charset=utf-8", "try /, /status"),
-            ("GET", "/metrics/", 404, "text/plain; charset=utf-8", "/metrics/"),
+            ("GET", "/index", 400, "text/plain; charset=utf-8", "got '/index': try /cas/"),
+            ("GET", "/metrics/", 400, "text/plain; charset=utf-8", "/metrics/"),
         ] {
             let reply = client.ask(method, path).await;
             assert_eq!((reply.code, reply.header("content-type")), (code, content_type), "{method} {path}: {reply:?}");
@@ -111,7 +111,7 @@ fn pipelines() {
         let ask = |path: &str, more: &str| format!("GET {path} HTTP/1.1\r\nhost: cache\r\n{more}\r\n");
         let all = [ask("/status", ""), ask("/nowhere", ""), ask("/status", "connection: close\r\n")].concat();
         client.send(all.as_bytes()).await;
-        for code in [200, 404, 200] {
+        for code in [200, 400, 200] {
             assert_eq!(client.reply(false).await.code, code);
         }
         assert_eq!(client.rest().await, b"");
@@ -135,6 +135,27 @@ fn refuses_what_is_not_http() {
     });
 }
 
+/// Goal: a request that others could read as another one is refused, and its connection closed. Method: no Host and two,
+/// codings besides chunked; HTTP/1.0, which has no Host, is served.
+#[test]
+fn refuses_what_is_ambiguous() {
+    with_server(async |harness| {
+        let put = format!("PUT /cas/{} HTTP/1.1\r\nhost: cache\r\n", "ab".repeat(32));
+        for (head, code) in [
+            ("GET /status HTTP/1.1\r\n", 400),
+            ("GET /status HTTP/1.1\r\nhost: a\r\nhost: a\r\n", 400),
+            (&format!("{put}transfer-encoding: gzip, chunked\r\n"), 400),
+            (&format!("{put}transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n"), 400),
+            ("GET /status HTTP/1.0\r\n", 200),
+        ] {
+            let mut client = Raw::connect(harness);
+            client.send(format!("{head}\r\n0\r\n\r\n").as_bytes()).await;
+            assert_eq!(client.reply(false).await.code, code, "{head}");
+            assert_eq!(client.rest().await, b"", "{head}");
+        }
+    });
+}
+
 /// Goal: a connection on which nothing moves is closed, whatever it waits for; one that is used stays, within the times that
 /// are set for whole requests. Method: patience of milliseconds, and clients that stop before a request, in its head, behind
 /// its answer, and in a body.
@@ -144,7 +165,8 @@ fn patience_ends() {
         let short = Duration::from_millis(30);
         let long = Duration::from_secs(600);
         let whole = "GET /status HTTP/1.1\r\nhost: cache\r\n\r\n";
-        let half = &format!("PUT /cas/{} HTTP/1.1\r\ncontent-length: 900000\r\n\r\nabc", "ab".repeat(32));
+        let half =
+            &format!("PUT /cas/{} HTTP/1.1\r\nhost: cache\r\ncontent-length: 900000\r\n\r\nabc", "ab".repeat(32));
         for (sent, patience) in [
             ("", Patience { idle: short, head: long, stall: long, ..Patience::default() }),
             ("GET /sta", Patience { idle: long, head: short, stall: long, ..Patience::default() }),
