@@ -303,12 +303,13 @@ fn announce_memory(config: &Config, plan: &MemoryPlan, write_slots: u32) {
     let mib = |bytes: u64| bytes >> 20;
     let share = |used: Use| mib(used.share_of(plan.peers));
     tracing::info!(
-        "memory limit {} MiB: hot records {}, fixed parts {}, buffers {}, reads through to backends {}, and for peers {}: connections and calls up to {}, \
+        "memory limit {} MiB: hot records {}, fixed parts {}, buffers {}, reads under way {}, reads through to backends {}, and for peers {}: connections and calls up to {}, \
          and of what these leave now writes {}, decoders {}, replies {}, requests {}, windows {}, interrupted uploads {}",
         mib(plan.limit),
         mib(plan.hot),
         mib(plan.fixed),
         mib(plan.buffers),
+        mib(plan.reads),
         mib(plan.flights),
         mib(plan.peers),
         mib(plan.apart_max()),

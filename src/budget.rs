@@ -36,6 +36,8 @@ struct Local {
     held: [Cell<u64>; Use::ALL.len()],
     spare: [Cell<u64>; Use::ALL.len()],
     apart: Cell<u64>,
+    /// Of `apart`, what is for TLS.
+    tls: Cell<u64>,
     /// Of `apart`, what the others know of.
     apart_told: Cell<u64>,
 }
@@ -49,6 +51,8 @@ pub enum Claim {
         held: u64,
     },
     Further,
+    /// As `Further`, but that it may have more than there is when nobody else has any.
+    Bulk,
 }
 
 /// Memory that was granted; goes back when dropped.
@@ -62,6 +66,7 @@ pub struct Grant {
 pub struct Apart {
     purse: Purse,
     len: u64,
+    is_tls: bool,
 }
 
 impl Budget {
@@ -84,6 +89,7 @@ impl Budget {
             held: Default::default(),
             spare: Default::default(),
             apart: Cell::new(0),
+            tls: Cell::new(0),
             apart_told: Cell::new(0),
         }))
     }
@@ -98,6 +104,7 @@ impl Budget {
         let may_be = |taken: u64| match claim {
             Claim::First { held } => taken <= held + self.0.idle_max || taken + len <= share,
             Claim::Further => taken + len <= share / 4 * 3,
+            Claim::Bulk => taken <= self.0.idle_max || taken + len <= share / 4 * 3,
         };
         let add = |taken: u64| may_be(taken).then_some(taken + len);
         self.0.used[used as usize].fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
@@ -111,7 +118,7 @@ impl Budget {
 impl Purse {
     /// The purse of a process that has one core, or no peers: `peers` bytes, to the byte.
     pub fn alone(peers: u64) -> Self {
-        let plan = MemoryPlan { limit: peers, hot: 0, fixed: 0, buffers: 0, flights: 0, peers };
+        let plan = MemoryPlan { limit: peers, hot: 0, fixed: 0, buffers: 0, reads: 0, flights: 0, peers };
         let used = [const { AtomicU64::new(0) }; Use::ALL.len()];
         Budget(Arc::new(Central { plan, apart: AtomicU64::new(0), used, chunk: 0, idle_max: 0 })).purse(true)
     }
@@ -139,6 +146,11 @@ impl Purse {
     /// Bytes of connections and calls of this core.
     pub fn apart(&self) -> u64 {
         self.0.apart.get()
+    }
+
+    /// Of these, bytes of TLS.
+    pub fn apart_tls(&self) -> u64 {
+        self.0.tls.get()
     }
 
     /// Takes `len` bytes if they are there.
@@ -182,7 +194,15 @@ impl Purse {
 
     /// The same, until dropped.
     pub fn apart_for(&self, len: u64, claim: Claim) -> Option<Apart> {
-        self.set_apart(len, claim).then(|| Apart { purse: self.clone(), len })
+        self.set_apart(len, claim).then(|| Apart { purse: self.clone(), len, is_tls: false })
+    }
+
+    /// The same for the TLS of a connection.
+    pub fn apart_for_tls(&self, len: u64, claim: Claim) -> Option<Apart> {
+        self.set_apart(len, claim).then(|| {
+            self.0.tls.set(self.0.tls.get() + len);
+            Apart { purse: self.clone(), len, is_tls: true }
+        })
     }
 
     /// Counts `len` bytes of a connection or call, which the uses then have less. False when there is no room for more:
@@ -193,7 +213,7 @@ impl Purse {
         let Local { budget, apart, .. } = &*self.0;
         let others = budget.0.apart.load(Ordering::Relaxed).saturating_sub(self.0.apart_told.get());
         let max = budget.0.plan.apart_max();
-        let max = if claim == Claim::Further { max / 8 * 7 } else { max };
+        let max = if matches!(claim, Claim::First { .. }) { max } else { max / 8 * 7 };
         if others + apart.get() + len > max {
             return false;
         }
@@ -250,6 +270,9 @@ impl Grant {
 
 impl Drop for Apart {
     fn drop(&mut self) {
+        if self.is_tls {
+            self.purse.0.tls.set(self.purse.0.tls.get() - self.len);
+        }
         self.purse.rejoin(self.len);
     }
 }
@@ -268,7 +291,7 @@ mod tests {
     /// taken again by any core, and connections leave less. Method: two cores that take and give in turn.
     #[test]
     fn cores_share_to_the_byte() {
-        let plan = MemoryPlan { limit: 1600, hot: 0, fixed: 0, buffers: 0, flights: 0, peers: 1600 };
+        let plan = MemoryPlan { limit: 1600, hot: 0, fixed: 0, buffers: 0, reads: 0, flights: 0, peers: 1600 };
         let budget = Budget::new(plan, 2);
         let [one, two] = [budget.purse(false), budget.purse(false)];
         assert_eq!(one.share(Use::Replies), 400);
@@ -305,5 +328,23 @@ mod tests {
         purse.give(Use::Requests, 5);
         drop(grant);
         assert_eq!(purse.held(Use::Requests), 0);
+    }
+
+    /// Goal: who takes much leaves the last quarter to others, but is never too large for an empty purse; TLS is told apart.
+    /// Method: a share of 40 bytes.
+    #[test]
+    fn bulk_leaves_a_quarter() {
+        let purse = Purse::alone(160);
+        let first = Claim::First { held: 0 };
+        drop(purse.grant(Use::Replies, 50, Claim::Bulk).expect("nobody else has any"));
+        let bulk = purse.grant(Use::Replies, 30, Claim::Bulk).expect("three quarters");
+        assert!(purse.grant(Use::Replies, 1, Claim::Bulk).is_none() && purse.grant(Use::Replies, 11, first).is_none());
+        let small = purse.grant(Use::Replies, 10, first).expect("the last quarter");
+        drop((bulk, small));
+        assert_eq!(purse.held(Use::Replies), 0);
+        let (plain, tls) = (purse.apart_for(5, first), purse.apart_for_tls(7, first));
+        assert_eq!((purse.apart(), purse.apart_tls()), (12, 7));
+        drop((plain, tls));
+        assert_eq!((purse.apart(), purse.apart_tls()), (0, 0));
     }
 }

@@ -13,6 +13,10 @@ pub const DISK_ALIGN: usize = 4096;
 /// Spare disk buffers of one length that a core keeps at most, in bytes. Why so many: a core with 64 busy shards fills as many write
 /// buffers at a time.
 pub const DISK_BUF_SPARE_MAX: usize = 16 << 20;
+/// Bytes that one core reads from the drive at a time, at least and at most, as there is memory for it. Reads whose clients
+/// went away run on, and are within this.
+pub const DISK_READS_LEN_MIN: usize = LARGE_READ_LEN_MAX as usize;
+pub const DISK_READS_LEN_MAX: usize = 32 << 20;
 /// The most that one read takes from a socket ahead of what was asked for, in bytes.
 pub const READ_AHEAD_LEN: usize = 256 << 10;
 /// Read-ahead buffers that the connections of one core hold at a time, at most; further ones read without.
@@ -153,6 +157,9 @@ pub const WRITE_IDLE_MS: u64 = 10 * 60 * 1000;
 /// Bytes that a Read holds at most while its client does not read: what HTTP/2 was given, what the disk read ahead, and
 /// a piece on its way between them.
 pub const READ_HELD_LEN: usize = HTTP2_SEND_BUFFER_LEN + (READ_AHEAD_FRAMES + 2) * FRAME_LEN;
+/// Bytes that a Read holds while memory is scarce: one frame as it stands at rest, the same decompressed, and what is cut from
+/// it for a small window.
+pub const READ_PART_HELD_LEN: usize = 2 * FRAME_LEN + READ_REST_LEN;
 /// How long a reader may take nothing while memory for replies is scarce: then what it was to get next is given back, and
 /// read again when it goes on.
 pub const READ_YIELD_MS: u64 = 250;
@@ -249,6 +256,8 @@ pub const fn write_held_len(size: u64) -> u64 {
 }
 /// The same for the largest blobs: 592 KiB. The default number of write slots is what has room for as many of these.
 pub const WRITE_HELD_LEN: u64 = write_held_len(u64::MAX);
+/// Writes that hold at most this many bytes may take the last quarter of the memory for writes.
+pub const WRITE_SMALL_HELD_LEN: u64 = 64 << 10;
 /// Memory of a decoder besides its output, in bytes: tables and one block of input.
 pub const DECODER_BASE_LEN: usize = 300 << 10;
 /// The window that a decoder is expected to need, in bytes: that of zstd's levels up to 6, and of Bazel. More is taken when
@@ -256,16 +265,18 @@ pub const DECODER_BASE_LEN: usize = 300 << 10;
 pub const DECODER_WINDOW_LEN: u64 = 2 << 20;
 /// How often a write that waits for memory looks for it.
 pub const WRITE_MEMORY_WATCH_MS: u64 = 10;
+/// Large writes that may wait for memory on one core, however little there is of it.
+pub const WRITE_LINE_LEN_MIN: usize = 4;
 /// How long a write waits for a slot when nothing else is said (`--write_queue_wait`), and at most.
 pub const WRITE_QUEUE_WAIT: Duration = Duration::from_millis(250);
 pub const WRITE_QUEUE_WAIT_MAX: Duration = Duration::from_secs(60);
-/// Writes that may wait for a slot on one core. Why so few: each takes one of `ROUTER_REQUESTS_MAX`, and reads must find
+/// Writes that may wait for a slot on one core, and likewise for memory. Why so few: each takes one of `ROUTER_REQUESTS_MAX`, and reads must find
 /// room beside them.
 pub const WRITE_QUEUE_LEN: usize = ROUTER_REQUESTS_MAX / 2;
 /// How long an upload may send nothing while another write waits for its slot; then it is parked.
 pub const WRITE_SLOT_IDLE_MS: u64 = 5_000;
 /// How long a core that is asked for an idle slot may take to answer before the next one is asked.
-pub const WRITE_SLOT_ANSWER_MS: u64 = 20;
+pub const WRITE_SLOT_ANSWER_MS: u64 = 100;
 /// How often a core whose slots are wanted looks for such uploads.
 pub const WRITE_GATE_TICK_MS: u64 = 50;
 /// Lines about refused writes that are logged in a second; the rest is counted.

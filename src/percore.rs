@@ -193,6 +193,7 @@ pub async fn run(kit: Kit) {
     let buffers = share(budget.plan().buffers);
     rt::tcp::read_ahead(buffers / 4);
     rt::file::keep_spare(buffers / 4 * 3);
+    rt::file::read_at_once(share(budget.plan().reads));
     let worker = Worker::with_backends(
         disk.clone(),
         WorkerConfig {

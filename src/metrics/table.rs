@@ -162,8 +162,8 @@ table! {
     RamCacheEntries: Ours Gauge Count "ram_cache_entries" []
         "Records in memory."
     MemoryHeld: Ours Gauge Bytes "memory_held_bytes" ["use"]
-        "Memory held for what clients do, by use: connections with their calls, requests, replies until they have gone \
-         out, writes, decoders, windows, parked uploads, and hot records. At its share of the limit each makes clients wait: raise \
+        "Memory held for what clients do, by use: connections with their calls, TLS, requests, replies until they have gone \
+         out, writes with their open frames, decoders, windows, parked uploads, and hot records. At its share of the limit each makes clients wait: raise \
          --memory_limit, or lower their concurrency."
     MemoryLimit: Ours Gauge Bytes "memory_limit_bytes" []
         "What --memory_limit allows."

@@ -16,6 +16,7 @@ use bytes::{Buf as _, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::payload::{Rooms, Shown};
+use crate::budget::{Apart, Claim, Purse};
 use crate::limits;
 
 /// Buffers for what is copied that no connection uses now, each with room for `WRITE_COPIED_LEN` bytes. Why shared: a
@@ -30,7 +31,7 @@ impl Buffers {
 
     fn give_back(&self, mut buffer: Vec<u8>) {
         let mut spare = self.0.borrow_mut();
-        if buffer.capacity() > 0 && spare.len() < limits::WRITE_BUFFERS_SPARE_MAX {
+        if buffer.capacity() >= limits::WRITE_COPIED_LEN && spare.len() < limits::WRITE_BUFFERS_SPARE_MAX {
             buffer.clear();
             spare.push(buffer);
         }
@@ -52,6 +53,18 @@ struct State<T> {
     /// The bytes of the parts that were copied, and how many of them were sent. Has its room only while there are parts.
     copied: Vec<u8>,
     copied_sent: usize,
+    purse: Purse,
+    /// What `copied` is charged to, from when the socket takes nothing.
+    blocked: Blocked,
+}
+
+enum Blocked {
+    Not,
+    Charged {
+        _memory: Apart,
+    },
+    /// There was no memory to charge it to: it is as short as can be, and nothing is added.
+    Tight,
 }
 
 enum Part {
@@ -69,9 +82,11 @@ impl<T> Clone for Gathered<T> {
 
 impl<T: AsyncWrite + Unpin> Gathered<T> {
     /// `shown` is where the payloads that will be written leave what they are cut from.
-    pub fn new(io: T, buffers: Buffers, shown: Shown) -> Self {
-        let (parts, copied) = (VecDeque::new(), Vec::new());
-        Self(Rc::new(RefCell::new(State { io, buffers, shown, parts, len: 0, copied, copied_sent: 0 })))
+    /// What a socket does not take is charged to `purse`.
+    pub fn new(io: T, buffers: Buffers, shown: Shown, purse: Purse) -> Self {
+        let (parts, copied, blocked) = (VecDeque::new(), Vec::new(), Blocked::Not);
+        let state = State { io, buffers, shown, parts, len: 0, copied, copied_sent: 0, purse, blocked };
+        Self(Rc::new(RefCell::new(state)))
     }
 
     /// Sends what was gathered. Pending while the socket is full.
@@ -109,10 +124,14 @@ impl<T: AsyncWrite + Unpin> State<T> {
                 taken += slice.len();
                 continue;
             }
-            if self.copied.capacity() == 0 {
+            let room = match self.blocked {
+                Blocked::Tight => 0,
+                Blocked::Not | Blocked::Charged { .. } => limits::WRITE_COPIED_LEN.saturating_sub(self.copied.len()),
+            };
+            let count = slice.len().min(room);
+            if count > 0 && self.copied.capacity() == 0 {
                 self.copied = self.buffers.take();
             }
-            let count = slice.len().min(limits::WRITE_COPIED_LEN - self.copied.len());
             self.copied.extend_from_slice(&slice[..count]);
             match self.parts.back_mut() {
                 Some(Part::Copied(len)) => *len += count,
@@ -146,6 +165,27 @@ impl<T: AsyncWrite + Unpin> State<T> {
     }
 
     fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let sent = self.poll_send_all(context);
+        if sent.is_pending() && matches!(self.blocked, Blocked::Not) && self.copied.capacity() > 0 {
+            self.block();
+        }
+        sent
+    }
+
+    /// The socket takes no more, so that what was copied stays.
+    fn block(&mut self) {
+        self.copied.drain(..std::mem::take(&mut self.copied_sent));
+        let memory = self.purse.apart_for(limits::WRITE_COPIED_LEN as u64, Claim::First { held: 0 });
+        self.blocked = match memory {
+            Some(memory) => Blocked::Charged { _memory: memory },
+            None => {
+                self.copied.shrink_to_fit();
+                Blocked::Tight
+            }
+        };
+    }
+
+    fn poll_send_all(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         // Why alone: a plain write needs no flush behind it, which is a system call.
         while let (1, Some(Part::Copied(len))) = (self.parts.len(), self.parts.front()) {
             let data = &self.copied[self.copied_sent..self.copied_sent + len];
@@ -186,6 +226,7 @@ impl<T: AsyncWrite + Unpin> State<T> {
         }
         if self.parts.is_empty() {
             self.copied_sent = 0;
+            self.blocked = Blocked::Not;
             self.buffers.give_back(std::mem::take(&mut self.copied));
         }
         Ok(())
@@ -284,7 +325,7 @@ mod tests {
     }
 
     fn gathered(take: usize, shown: &Shown) -> Gathered<Socket> {
-        Gathered::new(Socket::new(take), Buffers::default(), shown.clone())
+        Gathered::new(Socket::new(take), Buffers::default(), shown.clone(), Purse::alone(1 << 20))
     }
 
     fn holds_nothing(io: &Gathered<Socket>) -> bool {
@@ -331,6 +372,33 @@ mod tests {
         assert!(Pin::new(&mut io.clone()).poll_write(&mut context, b"kept").is_ready());
         assert!(io.poll_send(&mut context).is_pending());
         assert_eq!(io.0.borrow().copied, b"kept");
+    }
+
+    /// Goal: what a blocked socket leaves behind is charged, and without memory for that it is kept short and nothing is added;
+    /// all goes out in order in the end. Method: a socket that takes nothing, then everything, with a purse that has memory
+    /// for one and with one that has not.
+    #[test]
+    fn a_blocked_socket_is_charged() {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        for peers in [1 << 20, 1000] {
+            let purse = Purse::alone(peers);
+            let io = Gathered::new(Socket::new(0), Buffers::default(), Shown::default(), purse.clone());
+            let mut write = |data: &[u8]| Pin::new(&mut io.clone()).poll_write(&mut context, data);
+            assert!(matches!(write(b"first"), Poll::Ready(Ok(5))));
+            assert_eq!(purse.apart(), 0, "it is only blocked when it has been tried");
+            assert!(io.poll_send(&mut Context::from_waker(std::task::Waker::noop())).is_pending());
+            let is_charged = peers > 1000;
+            assert_eq!(purse.apart(), if is_charged { limits::WRITE_COPIED_LEN as u64 } else { 0 });
+            assert_eq!(write(b" second").is_ready(), is_charged);
+            assert!(is_charged || io.0.borrow().copied.capacity() < 100);
+            io.0.borrow_mut().io.take = usize::MAX;
+            if !is_charged {
+                assert!(matches!(write(b" second"), Poll::Ready(Ok(7))));
+            }
+            assert!(io.poll_send(&mut Context::from_waker(std::task::Waker::noop())).is_ready());
+            assert_eq!((io.0.borrow().io.got.as_slice(), purse.apart()), (&b"first second"[..], 0));
+            assert!(holds_nothing(&io));
+        }
     }
 
     /// Writes the next frame of at most 16 KiB as h2 does: a head, and behind it what the payload shows.

@@ -296,10 +296,10 @@ impl<S: Store> Call<'_, S> {
             method,
             server.services.options.access_log.get(),
         ));
+        responder.charge(memory);
         let deadline: Option<Sleep> = timeout.map(time::sleep);
         calls.spawn(async move {
             let _busy = rt::busy();
-            let _memory = memory;
             let _open = Gauge::enter(&server.counters.calls_open);
             let role = match decision {
                 Decision::Made(made) => made,
@@ -379,7 +379,13 @@ async fn finish_or_cut(
     drain: Option<PhaseWatch>,
 ) -> End {
     let mut work = AssertUnwindSafe(work).catch_unwind();
+    let mut has_begun = false;
     std::future::poll_fn(|context| {
+        // Why before the work: what a client leaves behind wakes the next one, which is often gone as well, and would
+        // begin to read and to hold for nobody.
+        if std::mem::replace(&mut has_begun, true) && responder.poll_cut(context).is_ready() {
+            return Poll::Ready(End::Cut);
+        }
         match work.poll_unpin(context) {
             Poll::Ready(Ok(Ok(()))) => return Poll::Ready(End::Finished(Ok(()))),
             // Why looked at before the error: a handler may notice first that its client is gone.

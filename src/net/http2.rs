@@ -32,7 +32,8 @@ where
         return tracing::debug!("a connection was closed: those that are open take all of their memory");
     };
     let _open = Gauge::enter(&server.counters.connections);
-    let io = Gathered::new(io, server.buffers.clone(), server.shown.clone());
+    let purse = server.settings.purse.clone();
+    let io = Gathered::new(io, server.buffers.clone(), server.shown.clone(), purse);
     let watch = server.watch_phase();
     let handshake = handshake(&io, server.settings.stream_window, &watch, server.farewell.get());
     let connection = match time::timeout(server.preface_timeout.get(), handshake).await {

@@ -1,7 +1,9 @@
 //! Memory for messages that are held as a whole: requests on their way in, replies until they have gone out.
 //!
 //! All connections share what the memory limit has for them; the last quarter is for those that hold nothing yet, so that
-//! few busy ones cannot keep others from being served. Who finds no room waits, the oldest first.
+//! few busy ones cannot keep others from being served. Who finds no room waits: of requests the oldest is first, as it holds
+//! what has come already; of replies one of each connection in turn, so that thousands of one client do not come before the
+//! first of another.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -26,9 +28,10 @@ pub struct Memory {
 struct Core {
     /// Bytes held in all.
     held: usize,
-    /// Who waits, by the number of its room: at most one of each connection.
+    /// Who waits, by its place: at most one of each connection.
     queue: BTreeMap<u64, Waker>,
-    rooms: u64,
+    /// Numbers that were given to rooms and places.
+    numbers: u64,
     /// A task looks whether other cores have given something back.
     is_watched: bool,
 }
@@ -83,6 +86,11 @@ impl Memory {
         usize::try_from(self.purse.share(self.used) / 2).unwrap_or(usize::MAX)
     }
 
+    /// The place of a room that is first of its connection; `None`: behind all that wait.
+    fn place_of(&self, number: u64) -> Option<u64> {
+        (self.used != Use::Replies).then_some(number)
+    }
+
     /// Sees to it that whoever waits learns when another core has given something back.
     ///
     /// Why by looking: it is needed only when memory is out, and then a message for each return would be one too many.
@@ -116,8 +124,8 @@ impl Share {
     /// An empty room.
     pub fn room(&self) -> Room {
         let number = self.memory.core.with(|core| {
-            core.rooms += 1;
-            core.rooms
+            core.numbers += 1;
+            core.numbers
         });
         Room { share: self.clone(), number, held: Cell::new(0) }
     }
@@ -144,7 +152,7 @@ impl Room {
         if self.try_grow(more) {
             return Ok(());
         }
-        let mut turn = Turn { room: self, waits: false };
+        let mut turn = Turn { room: self, waits: false, place: None };
         std::future::poll_fn(|context| turn.poll(context, more)).await
     }
 
@@ -155,6 +163,11 @@ impl Room {
 
     /// Takes `more` bytes unless an older room of the connection waits, or there are none.
     pub fn try_grow(&self, more: usize) -> bool {
+        self.try_grow_at(more, None)
+    }
+
+    /// The same for one that has that place in the queue of the core.
+    fn try_grow_at(&self, more: usize, place: Option<u64>) -> bool {
         let Share { memory, part } = &self.share;
         let Memory { purse, used, core, .. } = memory;
         let connection_max = memory.connection_max();
@@ -163,7 +176,8 @@ impl Room {
                 return false;
             }
             core.with(|core| {
-                let is_next = core.queue.first_key_value().is_none_or(|(&first, _)| first >= self.number);
+                let place = place.or_else(|| memory.place_of(self.number)).unwrap_or(u64::MAX);
+                let is_next = core.queue.first_key_value().is_none_or(|(&first, _)| first >= place);
                 let held = self.held.get();
                 let is_only = part.held == held;
                 let claim = if is_only { Claim::First { held: held as u64 } } else { Claim::Further };
@@ -202,6 +216,8 @@ impl Drop for Room {
 struct Turn<'a> {
     room: &'a Room,
     waits: bool,
+    /// In the queue of the core, while it is there.
+    place: Option<u64>,
 }
 
 impl Turn<'_> {
@@ -212,7 +228,7 @@ impl Turn<'_> {
         if self.waits && part.with(|part| !part.waiting.contains_key(number)) {
             return Poll::Ready(Err(GaveWay));
         }
-        if self.room.try_grow(more) {
+        if self.room.try_grow_at(more, self.place) {
             return Poll::Ready(Ok(()));
         }
         let is_new = !std::mem::replace(&mut self.waits, true);
@@ -232,11 +248,16 @@ impl Turn<'_> {
             )
         });
         let (known, was_next) = core.with(|core| {
-            let was_next = core.queue.first_key_value().is_some_and(|(first, _)| first == number);
-            match in_line {
-                true => (core.queue.insert(*number, waker.clone()), false),
-                false => (core.queue.remove(number), was_next),
+            if in_line {
+                let place = *self.place.get_or_insert_with(|| {
+                    core.numbers += 1;
+                    memory.place_of(*number).unwrap_or(core.numbers)
+                });
+                return (core.queue.insert(place, waker.clone()), false);
             }
+            let Some(place) = self.place.take() else { return (None, false) };
+            let was_next = core.queue.first_key_value().is_some_and(|(&first, _)| first == place);
+            (core.queue.remove(&place), was_next)
         });
         drop((replaced, known)); // Outside of the borrows: dropping a waker may run other drops.
         overtaken.into_iter().for_each(Waker::wake);
@@ -260,7 +281,8 @@ impl Drop for Turn<'_> {
         if self.waits {
             let Room { share, number, .. } = self.room;
             let left = share.part.with(|part| part.waiting.remove(number));
-            let queued = share.memory.core.with(|core| core.queue.remove(number));
+            let place = self.place.take();
+            let queued = place.and_then(|place| share.memory.core.with(|core| core.queue.remove(&place)));
             drop((left, queued));
             share.wake_next();
         }
@@ -384,6 +406,30 @@ mod tests {
         drop((greedy_grows, first_grows, second_grows));
         drop((rooms, half, more, first, second));
         assert_eq!(memory.held(), 0);
+    }
+
+    /// Goal: replies go to each connection in turn, so that the first of one does not wait behind all of another. Method: three
+    /// of one connection wait, then one of another; room comes back bit by bit.
+    #[test]
+    fn replies_go_to_each_connection_in_turn() {
+        let memory = memory();
+        let [busy, other, full, rest] = [(); 4].map(|()| memory.share());
+        let firsts = [taken(&busy, 2), taken(&other, 2)];
+        let (full, _rest) = (taken(&full, 48), taken(&rest, 23));
+        let rooms = [&busy, &busy, &busy, &other].map(Share::room);
+        let mut growing: Vec<Growing> = rooms.iter().map(|room| Box::pin(room.grow(5)) as Growing).collect();
+        assert!(growing.iter_mut().all(|growing| poll(growing).is_pending()));
+        for (left, served) in [(43, 0), (38, 3), (33, 1), (28, 2)] {
+            full.shrink_to(left);
+            for later in [0, 3, 1, 2].into_iter().rev().take_while(|&later| later != served) {
+                assert!(poll(&mut growing[later]).is_pending(), "{later} before {served}");
+            }
+            assert_eq!(poll(&mut growing[served]), Poll::Ready(Ok(())), "{served}");
+        }
+        drop(growing);
+        drop((rooms, firsts));
+        assert!(memory.core.with(|core| core.queue.is_empty()));
+        assert_eq!(memory.held(), 28 + 23);
     }
 
     /// Goal: nobody is forgotten who could go on, and nothing is left. Method: 50 seeded runs of 60 tasks over three

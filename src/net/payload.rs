@@ -7,6 +7,7 @@ use std::rc::Rc;
 use bytes::{Buf, Bytes};
 
 use super::memory::Room;
+use crate::budget::Apart;
 use crate::limits;
 use crate::pure::grpc_frame::{PREFIX_LEN, prefix};
 
@@ -42,6 +43,8 @@ pub struct Rooms {
     /// The request's, which the reply may be cut from.
     pub request: Option<Rc<Room>>,
     pub reply: Option<Rc<Room>>,
+    /// The call's own, which has room for small messages.
+    pub call: Option<Rc<Apart>>,
 }
 
 impl Payload {

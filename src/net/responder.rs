@@ -17,6 +17,7 @@ use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use super::account::Account;
 use super::memory::{GaveWay, Room, Share};
 use super::payload::{Payload, Rooms, Shown};
+use crate::budget::Apart;
 use crate::limits;
 use crate::pure::grpc_frame::{self, Part};
 use crate::rt::time::{self, Sleep};
@@ -91,6 +92,11 @@ impl Responder {
         if request.held() > 0 {
             self.0.borrow_mut().rooms.request = Some(Rc::new(request));
         }
+    }
+
+    /// Keeps the call's memory until its last message has gone out.
+    pub(super) fn charge(&self, memory: Option<Apart>) {
+        self.0.borrow_mut().rooms.call = memory.map(Rc::new);
     }
 
     /// Gives back what the reply does not need after all.
@@ -208,6 +214,9 @@ impl Outgoing for Responder {
     async fn ready(&mut self) -> Result<(), Status> {
         while self.room_within(Duration::from_millis(limits::REPLY_STALL_MS)).await?.is_none() {
             let answer = &mut *self.0.borrow_mut();
+            if answer.rooms.reply.take_if(|room| !is_shared(room)).is_some() {
+                continue;
+            }
             if answer.rooms.reply.is_some() {
                 answer.is_stalled = true;
                 let text = "the client took nothing of the reply for too long, and others wait for its memory";
@@ -221,15 +230,16 @@ impl Outgoing for Responder {
         self.room_within(Duration::from_millis(limits::READ_YIELD_MS)).await
     }
 
+    fn is_scarce(&self) -> bool {
+        self.0.borrow().replies.is_scarce()
+    }
+
     fn release(&mut self) {
         let Answer { rooms, last_len, .. } = &mut *self.0.borrow_mut();
-        match &rooms.reply {
-            Some(room) if *last_len > limits::READ_REST_LEN => room.shrink_to(*last_len),
-            Some(room) => {
-                room.shrink_to(*last_len);
-                rooms.reply = None;
-            }
-            None => {}
+        let Some(room) = rooms.reply.take() else { return };
+        room.shrink_to(*last_len);
+        if *last_len > limits::READ_REST_LEN && is_shared(&room) {
+            rooms.reply = Some(room);
         }
     }
 
@@ -256,6 +266,11 @@ impl Outgoing for Responder {
             account.note_resource(name);
         }
     }
+}
+
+/// A message that has not gone out is accounted to it.
+fn is_shared(room: &Rc<Room>) -> bool {
+    Rc::strong_count(room) > 1
 }
 
 fn gone() -> Status {

@@ -197,7 +197,7 @@ impl<S: Store> Server<S> {
         T: AsyncRead + AsyncWrite + Unpin,
     {
         let Handshakes { under_way, done, failed, late, refused } = &self.counters.handshakes;
-        let memory = self.settings.purse.apart_for(limits::TLS_HELD_LEN, Claim::First { held: 0 });
+        let memory = self.settings.purse.apart_for_tls(limits::TLS_HELD_LEN, Claim::First { held: 0 });
         let Some(memory) = memory.filter(|_| under_way.get() < limits::TLS_HANDSHAKES_MAX) else {
             count(refused);
             return None;
@@ -267,7 +267,8 @@ impl<S: Store> Server<S> {
         for used in Use::ALL {
             into.add_for(Metric::MemoryHeld, [used.name()], purse.held(used));
         }
-        into.add_for(Metric::MemoryHeld, ["connections"], purse.apart());
+        into.add_for(Metric::MemoryHeld, ["connections"], purse.apart() - purse.apart_tls());
+        into.add_for(Metric::MemoryHeld, ["tls"], purse.apart_tls());
     }
 
     /// What connections from now on have for a whole HTTP request and for its answer; zero for no limit.

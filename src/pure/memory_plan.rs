@@ -5,6 +5,7 @@
 //! | hot records | `--ram_cache`, else a quarter | copies of small records, which give way to nobody |
 //! | fixed | by cores and shards | code, threads, rings, a write buffer for each shard |
 //! | buffers | a sixteenth | spare disk buffers, read-ahead |
+//! | reads | a 32nd | what is being read from the drive, also for clients that have gone |
 //! | flights | an eighth with backends, else nothing | what is read through, until it has landed |
 //! | peers | all the rest | connections and calls, and, of what they leave, a share for each `Use` |
 //!
@@ -63,6 +64,7 @@ pub struct MemoryPlan {
     pub hot: u64,
     pub fixed: u64,
     pub buffers: u64,
+    pub reads: u64,
     pub flights: u64,
     pub peers: u64,
 }
@@ -80,9 +82,9 @@ impl MemoryPlan {
     /// Divides `limit`, of which `hot` is for hot records and `flights` for reads through to backends.
     pub fn new(limit: u64, hot: u64, flights: u64, cores: usize, shards: u16) -> Result<Self, TooSmall> {
         let fixed = PROCESS_LEN + cores as u64 * CORE_LEN + u64::from(shards) * SHARD_LEN;
-        let buffers = limit / 16;
-        match limit.checked_sub(hot + fixed + buffers + flights).filter(|&peers| peers >= limit / 8) {
-            Some(peers) => Ok(Self { limit, hot, fixed, buffers, flights, peers }),
+        let (buffers, reads) = (limit / 16, limit / 32);
+        match limit.checked_sub(hot + fixed + buffers + reads + flights).filter(|&peers| peers >= limit / 8) {
+            Some(peers) => Ok(Self { limit, hot, fixed, buffers, reads, flights, peers }),
             None => Err(TooSmall { limit, fixed, hot }),
         }
     }
@@ -119,7 +121,7 @@ mod tests {
                     assert!(limit == 128 << 20, "{limit} is enough");
                     continue;
                 };
-                assert_eq!(plan.hot + plan.fixed + plan.buffers + plan.flights + plan.peers, limit);
+                assert_eq!(plan.hot + plan.fixed + plan.buffers + plan.reads + plan.flights + plan.peers, limit);
                 for taken in [0, plan.peers / 2, plan.apart_max()] {
                     let left = plan.peers - taken;
                     let shares: u64 = Use::ALL.map(|used| used.share_of(left)).iter().sum();

@@ -17,8 +17,9 @@ use glommio::io::{DmaBuffer, DmaFile};
 
 #[cfg(test)]
 use super::faults;
+use super::local::Permits;
 use super::{loan, pulse};
-use crate::limits::{DISK_ALIGN, DISK_BUF_SPARE_MAX};
+use crate::limits::{DISK_ALIGN, DISK_BUF_SPARE_MAX, DISK_READS_LEN_MAX, DISK_READS_LEN_MIN};
 
 /// An open data file. Core-local; every core opens its own. Clones share the descriptor.
 #[derive(Clone)]
@@ -188,6 +189,15 @@ impl Spare {
 
 thread_local! {
     static POOL: RefCell<Pool> = RefCell::default();
+    /// Places for reads under way, in blocks of `DISK_ALIGN`.
+    static READS: RefCell<Permits> = RefCell::new(Permits::new(DISK_READS_LEN_MAX / DISK_ALIGN));
+}
+
+/// How many bytes this core reads at a time, within bounds; a longer read goes alone. For the start: reads that are under
+/// way then are not counted.
+pub fn read_at_once(bytes: usize) {
+    let bytes = bytes.clamp(DISK_READS_LEN_MIN, DISK_READS_LEN_MAX);
+    READS.replace(Permits::new(bytes / DISK_ALIGN));
 }
 
 /// Frees the spare buffers of this core, and what others have let go of.
@@ -276,18 +286,26 @@ impl DiskFile {
     }
 
     /// Reads exactly `len` bytes at `offset`, both multiples of `DISK_ALIGN`. `UnexpectedEof` beyond the end.
+    ///
+    /// Once begun it runs to its end even when the caller goes away, who is then charged for its buffer no more: so there is
+    /// a bound on what is being read at a time (`read_at_once`), and further reads wait.
     pub async fn read(&self, offset: u64, len: usize) -> io::Result<ReadBuf> {
         assert_aligned(offset, len);
-        let _busy = pulse::busy();
-        loan::take_back();
-        #[cfg(test)]
-        faults::strike(faults::Operation::Read, offset)?;
-        // Why not `read_at`: with a position that is not aligned it returns bytes beyond the end of the file.
-        let got = self.0.read_at_aligned(offset, len).await?;
-        if got.len() < len {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        Ok(ReadBuf(got))
+        let place = READS.with_borrow(|reads| reads.take_many(len / DISK_ALIGN)).await;
+        let file = self.0.clone();
+        Landing::new(async move {
+            let (_place, _busy) = (place, pulse::busy());
+            loan::take_back();
+            #[cfg(test)]
+            faults::strike(faults::Operation::Read, offset)?;
+            // Why not `read_at`: with a position that is not aligned it returns bytes beyond the end of the file.
+            let got = file.read_at_aligned(offset, len).await?;
+            if got.len() < len {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            Ok(ReadBuf(got))
+        })
+        .await
     }
 
     /// Writes the first `len` bytes of `buf` at `offset`, both multiples of `DISK_ALIGN`, and gives the buffer back, as it
@@ -333,7 +351,8 @@ fn assert_aligned(offset: u64, len: usize) {
 
 /// An operation that goes on by itself when its future is dropped half-way.
 ///
-/// Why: a DMA write that is cancelled usually still lands, later, where somebody else may write by then.
+/// Why: a DMA write that is cancelled usually still lands, later, where somebody else may write by then; and a read keeps its
+/// buffer until the kernel is done with it, which nobody would learn.
 struct Landing<T: 'static>(Option<Pin<Box<dyn Future<Output = T>>>>);
 
 impl<T: 'static> Landing<T> {
@@ -384,5 +403,34 @@ mod tests {
             taken.into_iter().for_each(|buffer| spare.give(buffer, DISK_BUF_SPARE_MAX));
         }
         assert_eq!(spare.buffers.len(), 3);
+    }
+
+    /// Goal: what is being read at a time is bounded, also by callers that went away, and who waits gets its turn. Method:
+    /// reads of all that may be read at once; the first is dropped when it has begun.
+    #[test]
+    fn reads_are_bounded() {
+        let directory = tempfile::tempdir_in(".").expect("a directory");
+        let path = directory.path().join("data");
+        const LEN: usize = DISK_READS_LEN_MIN;
+        create_preallocated(&path, 2 * LEN as u64).expect("a file");
+        crate::rt::cores::block_on(async move {
+            read_at_once(0);
+            let in_line = || READS.with_borrow(Permits::in_line);
+            let file = DiskFile::open(&path).await.expect("the file");
+            let mut reads: Vec<_> = (0..3).map(|_| Box::pin(file.read(0, LEN))).collect();
+            for read in &mut reads {
+                assert!(read.as_mut().poll(&mut Context::from_waker(std::task::Waker::noop())).is_pending());
+            }
+            assert_eq!(in_line(), LEN / DISK_ALIGN + 2);
+            drop(reads.remove(0));
+            assert_eq!(in_line(), LEN / DISK_ALIGN + 2, "it runs on");
+            for read in reads {
+                assert_eq!(read.await.expect("a read").bytes().len(), LEN);
+            }
+            // A read that is longer than all that may be goes alone.
+            assert_eq!(file.read(0, 2 * LEN).await.expect("a read").bytes().len(), 2 * LEN);
+            assert_eq!(in_line(), 0);
+            read_at_once(DISK_READS_LEN_MAX);
+        });
     }
 }

@@ -110,6 +110,10 @@ impl Waiters {
         self.wakers.is_empty()
     }
 
+    fn len(&self) -> usize {
+        self.wakers.len()
+    }
+
     /// The number and the waker of who has waited longest.
     fn first(&self) -> Option<&(u64, Waker)> {
         self.wakers.first()
@@ -125,28 +129,43 @@ impl Waiters {
 pub struct Permits(Rc<PermitState>);
 
 struct PermitState {
+    count: usize,
     free: Cell<usize>,
     waiters: RefCell<Waiters>,
 }
 
-/// One permit; it goes back when dropped.
-pub struct Permit(Permits);
+/// Permits that were taken together; they go back when dropped.
+pub struct Permit {
+    permits: Permits,
+    count: usize,
+}
 
 /// The wait for a permit. Dropping it gives up the place in the queue.
 pub struct TakePermit {
     permits: Permits,
+    count: usize,
     /// The place in the queue, once there is one.
     slot: Option<u64>,
 }
 
 impl Permits {
     pub fn new(count: usize) -> Self {
-        Self(Rc::new(PermitState { free: Cell::new(count), waiters: RefCell::default() }))
+        Self(Rc::new(PermitState { count, free: Cell::new(count), waiters: RefCell::default() }))
     }
 
     /// Waits for a permit, behind all who wait already.
     pub fn take(&self) -> TakePermit {
-        TakePermit { permits: self.clone(), slot: None }
+        self.take_many(1)
+    }
+
+    /// Waits for `count` permits, or for all that there are where that is fewer.
+    pub fn take_many(&self, count: usize) -> TakePermit {
+        TakePermit { permits: self.clone(), count: count.min(self.0.count), slot: None }
+    }
+
+    /// How many permits are out, and how many tasks wait.
+    pub fn in_line(&self) -> usize {
+        self.0.count - self.0.free.get() + self.0.waiters.borrow().len()
     }
 
     fn wake_first(&self) {
@@ -161,18 +180,18 @@ impl Future for TakePermit {
     type Output = Permit;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Permit> {
-        let Self { permits, slot } = &mut *self;
-        let free = permits.0.free.get();
+        let Self { permits, count, slot } = &mut *self;
+        let (free, count) = (permits.0.free.get(), *count);
         let first = permits.0.waiters.borrow().first().map(|(number, _)| *number);
-        if free == 0 || first != *slot {
+        if free < count || first != *slot {
             permits.0.waiters.borrow_mut().put(slot, context.waker());
             return Poll::Pending;
         }
-        permits.0.free.set(free - 1);
+        permits.0.free.set(free - count);
         let left = permits.0.waiters.borrow_mut().remove(slot.take());
         drop(left);
         permits.wake_first();
-        Poll::Ready(Permit(permits.clone()))
+        Poll::Ready(Permit { permits: permits.clone(), count })
     }
 }
 
@@ -188,8 +207,9 @@ impl Drop for TakePermit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.0.free.set(self.0.0.free.get() + 1);
-        self.0.wake_first();
+        let Self { permits, count } = self;
+        permits.0.free.set(permits.0.free.get() + *count);
+        permits.wake_first();
     }
 }
 
@@ -278,6 +298,24 @@ mod tests {
             drop(held);
             assert_eq!(permits.0.free.get(), 2);
             assert!(permits.0.waiters.borrow().is_empty());
+        });
+    }
+
+    /// Goal: several permits are taken together or not at all, in order, and more than there are means all. Method: four.
+    #[test]
+    fn permits_are_taken_together() {
+        block_on(async {
+            let permits = Permits::new(4);
+            let three = permits.take_many(3).await;
+            let (mut all, mut one) = (permits.take_many(9), permits.take());
+            assert!(is_pending(&mut all).await && is_pending(&mut one).await, "one would fit, but came later");
+            assert_eq!(permits.in_line(), 5);
+            drop(three);
+            let all = all.await;
+            assert!(is_pending(&mut one).await);
+            drop(all);
+            drop(one.await);
+            assert_eq!(permits.in_line(), 0);
         });
     }
 

@@ -65,7 +65,6 @@ pub async fn read<S: Store>(
     let name =
         ReadName::parse(&request.resource_name).map_err(|error| Status::invalid(format!("resource_name: {error}")))?;
     let get = checked_get(&name, &request)?;
-    out.hold(held_len(&get)).await?;
     let sent = if name.digest.is_empty() { false } else { send_blob(services, get, out).await? };
     if !sent && name.encoding == Encoding::Zstd {
         // Why: the answer to a compressed read is a valid zstd stream, also when it is a stream of nothing.
@@ -98,34 +97,61 @@ fn checked_get(name: &ReadName<'_>, request: &ReadRequest) -> Result<Get, Status
 ///
 /// A client that takes nothing while memory is scarce costs what HTTP/2 has of it: the rest is given back, and read again
 /// from where it stood when the client goes on. Not so for zstd: its pieces have no offset of their own.
+///
+/// While memory is scarce no more is read at a time than the client has room for, so that thousands who do not read take
+/// memory from others for no longer than a disk read takes.
 async fn send_blob<S: Store>(services: &Services<S>, mut get: Get, out: &mut impl Outgoing) -> Result<bool, Status> {
-    let (first, held_len) = (get.offset, held_len(&get));
+    let first = get.offset;
     loop {
-        let blob = match services.store.get_here(get).await? {
+        let mut part = take_memory(&get, out).await?;
+        let blob = match services.store.get_here(part).await? {
             Some(blob) => Some(blob),
             None => {
                 // While a backend is asked nothing is held.
                 out.release();
                 match services.store.fetch_to_get(get.digest).await? {
                     true => {
-                        out.hold(held_len).await?;
-                        services.store.get(get).await?
+                        part = take_memory(&get, out).await?;
+                        services.store.get(part).await?
                     }
                     false => None,
                 }
             }
         };
         let mut blob = blob.ok_or_else(|| Status::not_found(format!("blob {} is not in the cache", get.digest)))?;
-        match send_pieces(&mut blob, &mut get, out).await? {
-            Sent::All => return Ok(get.offset > first),
-            Sent::Part => {
-                drop(blob);
-                out.release();
-                out.ready().await?;
-                out.hold(held_len).await?;
+        let is_last = part.limit == get.limit;
+        let sent = send_pieces(&mut blob, &mut part, out).await?;
+        get.limit = get.limit.map(|limit| limit - (part.offset - get.offset));
+        get.offset = part.offset;
+        if is_last && matches!(sent, Sent::All) {
+            return Ok(get.offset > first);
+        }
+        drop(blob);
+        out.release();
+    }
+}
+
+/// Takes memory for what is to be read next: all of `get` as a stream, or, while memory is scarce, what the client has room
+/// for now, of one frame.
+async fn take_memory(get: &Get, out: &mut impl Outgoing) -> Result<Get, Status> {
+    let mut part = *get;
+    if out.is_scarce() && held_len(get) > limits::SMALL_MESSAGE_LEN {
+        out.ready().await?;
+        if get.accept == Accept::Identity {
+            // Nothing is waited for: there is room.
+            let room = out.room().await?.unwrap_or(0).saturating_sub(limits::READ_MESSAGE_OVERHEAD);
+            let frame_left = limits::FRAME_LEN as u64 - get.offset % limits::FRAME_LEN as u64;
+            let most = frame_left.min(room.max(limits::READ_MESSAGE_LEN_MIN) as u64);
+            let left = get.limit.unwrap_or(u64::MAX).min(get.digest.size - get.offset);
+            if most < left {
+                part.limit = Some(most);
+                out.hold(limits::READ_PART_HELD_LEN).await?;
+                return Ok(part);
             }
         }
     }
+    out.hold(held_len(get)).await?;
+    Ok(part)
 }
 
 /// How a client took a blob.
@@ -552,5 +578,47 @@ impl<'a, I: Incoming> Messages<'a, I> {
             return Err(Status::invalid(format!("write_offset: {given} does not follow on, {expected} does")));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::service::testing::{Collected, services};
+    use crate::wire::bytestream::ReadResponse;
+
+    /// Goal: while memory is scarce a Read takes what the client has room for, one frame at most, and holds little; the bytes
+    /// are those of the blob. Method: rooms from tiny to more than a frame, ranges that begin and end within frames.
+    #[test]
+    fn reads_in_parts_while_memory_is_scarce() {
+        crate::rt::cores::block_on(async {
+            let (store, services) = services();
+            let blob: Bytes = (0..3 * limits::FRAME_LEN + 1000).map(|i| (i / 7) as u8).collect::<Vec<_>>().into();
+            let digest = store.add(blob.clone());
+            for room in [1, 20_000, 64 << 10, 1 << 20] {
+                for (offset, limit) in [(0, 0), (100, 0), (limits::FRAME_LEN - 5, limits::FRAME_LEN + 10), (7, 3)] {
+                    store.with(|state| state.gets = 0);
+                    let mut out = Collected { scarce_room: Some(room), ..Collected::default() };
+                    let request = ReadRequest {
+                        resource_name: format!("blobs/{}/{}", digest.hash.to_hex(), digest.size),
+                        read_offset: offset as i64,
+                        read_limit: limit as i64,
+                    };
+                    let request = request.encode_to_vec().into();
+                    read(&services, &CallContext::default(), request, &mut out).await.expect("it is there");
+                    let end = if limit == 0 { blob.len() } else { offset + limit };
+                    let pieces = out.decode::<ReadResponse>();
+                    assert!(pieces.iter().all(|piece| piece.data.len() <= room.max(limits::READ_MESSAGE_LEN_MIN)));
+                    assert!(
+                        pieces.iter().flat_map(|piece| &piece.data).eq(&blob[offset..end]),
+                        "{room} {offset} {limit}"
+                    );
+                    assert!(out.held <= limits::READ_PART_HELD_LEN);
+                    let step = room.clamp(limits::READ_MESSAGE_LEN_MIN, limits::FRAME_LEN);
+                    let gets = store.with(|state| state.gets);
+                    assert!(gets >= (end - offset).div_ceil(step), "{gets} reads with room for {room}");
+                }
+            }
+        });
     }
 }

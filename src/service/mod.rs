@@ -62,6 +62,11 @@ pub trait Outgoing {
         self.ready().await.map(|()| Some(usize::MAX))
     }
 
+    /// True when memory for replies is scarce: then what can be made in parts is to be made so, each when there is room for it.
+    fn is_scarce(&self) -> bool {
+        false
+    }
+
     /// Gives back what was taken by `hold`, but for what has been sent and has not gone out.
     fn release(&mut self) {}
 

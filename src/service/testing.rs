@@ -21,11 +21,13 @@ pub struct Collected {
     pub room: usize,
     /// What the handler last asked to hold, in bytes.
     pub held: usize,
+    /// Memory is scarce, and the client has room for so many bytes at a time.
+    pub scarce_room: Option<usize>,
 }
 
 impl Default for Collected {
     fn default() -> Self {
-        Self { messages: Vec::new(), room: usize::MAX, held: 0 }
+        Self { messages: Vec::new(), room: usize::MAX, held: 0, scarce_room: None }
     }
 }
 
@@ -42,6 +44,18 @@ impl Outgoing for Collected {
         }
         self.messages.push(message);
         Ok(())
+    }
+
+    async fn room(&mut self) -> Result<Option<usize>, Status> {
+        Ok(Some(self.scarce_room.unwrap_or(usize::MAX)))
+    }
+
+    fn is_scarce(&self) -> bool {
+        self.scarce_room.is_some()
+    }
+
+    fn release(&mut self) {
+        self.held = 0;
     }
 
     async fn hold(&mut self, len: usize) -> Result<(), Status> {

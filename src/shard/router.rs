@@ -267,12 +267,14 @@ async fn handle<D: BlobDisk>(worker: Worker<D>, request: Request) {
                 reply.send(missing);
             });
         }
-        Request::Get { get, only_here, reply } => match worker.get_here(get).await {
-            Ok(None) if !only_here && worker.reads_through(&get.digest) => {
+        // Why it ends with its client: what is read for nobody is charged to nobody.
+        Request::Get { get, only_here, mut reply } => match race(worker.get_here(get), reply.abandoned()).await {
+            Either::Left(Ok(None)) if !only_here && worker.reads_through(&get.digest) => {
                 let elsewhere = worker.clone();
                 worker.apart(async move { reply.send(elsewhere.get_there(get).await) });
             }
-            found => reply.send(found),
+            Either::Left(found) => reply.send(found),
+            Either::Right(()) => {}
         },
         Request::SizeOf { hash, purpose, reply } => match worker.size_here(hash).await {
             Ok(None) if worker.takes_reads() => {

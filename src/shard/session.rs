@@ -278,6 +278,6 @@ pub async fn decoder_for<D: BlobDisk>(
 ) -> Result<Option<StreamDecoder>, StoreError> {
     match encoding {
         Encoding::Identity => Ok(None),
-        Encoding::Zstd => worker.patiently(|| worker.codecs().stream_decoder(digest.size)).await.map(Some),
+        Encoding::Zstd => worker.enter_decoder(digest.size).await.map(Some),
     }
 }

@@ -260,11 +260,11 @@ impl<D: BlobDisk> Uploads<D> {
         Err(StoreError::TakenOver)
     }
 
-    /// Ends uploads whose clients have sent nothing for some time, for the sake of those who wait for a slot: one for each
-    /// of them. They are parked, to be resumed.
-    pub fn yield_idle(&self, gate: &WriteGate, now: Instant) {
+    /// Ends uploads whose clients have sent nothing for some time, for the sake of those who wait for a slot, and of
+    /// `for_memory` others who wait for memory: one for each of them. They are parked, to be resumed.
+    pub fn yield_idle(&self, gate: &WriteGate, for_memory: usize, now: Instant) {
         let idle_min = gate.limits().idle;
-        let wanted = gate.stats().waiting.max(1) as usize;
+        let wanted = (gate.stats().waiting as usize + for_memory).max(1);
         let is_idle = |running: &Rc<Running>| {
             let idle = running.idle_since.get().map(|since| now.saturating_duration_since(since));
             idle.is_some_and(|idle| idle >= idle_min) && !running.is_to_yield.get()

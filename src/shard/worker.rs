@@ -1,11 +1,15 @@
 //! The owner of one core's shards: verifies, compresses, stores, finds.
 
+mod admit;
+
 use std::cell::Cell;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+pub(super) use self::admit::Admitted;
+use self::admit::Lines;
 use super::blob_disk::{BlobDisk, Stored};
 use super::codec::{Codecs, StorageMode, StreamDecoder};
 use super::disk::{Codec, DiskError, Key};
@@ -15,19 +19,18 @@ use super::read_through::Flights;
 use super::session::{Session, check_raw, decode_error, decoder_for, is_small};
 use super::upload::{UploadHandle, Uploads};
 use super::write_behind::Intents;
-use super::write_gate::{WriteGate, WriteLimits, WriteSlot, WriteStats};
+use super::write_gate::{WriteGate, WriteLimits, WriteStats};
 use crate::backend::{Backend, Backends};
-use crate::budget::{Claim, Grant, Purse};
-use crate::limits::{self, FIND_MISSING_SLICE, PRESSURE_HEAVY_US, WORK_SLICE_LEN, WRITE_GATE_TICK_MS};
+use crate::budget::Purse;
+use crate::limits::{self, FIND_MISSING_SLICE, WORK_SLICE_LEN};
 use crate::metrics::{Metric, Snapshot};
 use crate::pure::admission;
 use crate::pure::digest::{Digest, Hash};
-use crate::pure::memory_plan::Use;
 use crate::pure::scope::Scope;
 use crate::pure::upload_queue::{ObjectKind, Upload};
 use crate::rt;
 use crate::rt::gate::Gate;
-use crate::rt::local::Local;
+use crate::rt::local::{Event, Local};
 use crate::store::{
     ActionEntry, ActionKey, Blob, Encoding, Get, Opened, Purpose, Put, PutOutcome, StoreError, UploadKey, UploadStatus,
 };
@@ -46,12 +49,6 @@ pub struct WorkerConfig {
     pub core: usize,
     pub cores: usize,
     pub writes: WriteLimits,
-}
-
-/// The right of one write to run, and its memory. Dropping it gives both back.
-pub(super) struct Admitted {
-    _memory: Grant,
-    _slot: WriteSlot,
 }
 
 /// What a worker has done and holds.
@@ -84,10 +81,13 @@ struct Inner<D: BlobDisk> {
     fences: Fences,
     codecs: Codecs,
     purse: Purse,
+    cores: usize,
     uploads: Uploads<D>,
     write_gate: WriteGate,
-    /// Somebody waits at the gate, and a task looks after them.
-    is_gate_kept: Cell<bool>,
+    lines: Lines,
+    /// Somebody waits at the gate or in a line, and a task looks after them: next at that time, unless it is woken.
+    gate_kept: Cell<Option<Instant>>,
+    gate_wakes: Event,
     backends: Option<Backends>,
     /// By backend, so that a sick one fills only its own.
     flights: Vec<Flights>,
@@ -120,9 +120,12 @@ impl<D: BlobDisk> Worker<D> {
             fences: Fences::default(),
             codecs: Codecs::new(config.mode, config.purse.clone()),
             purse: config.purse,
+            cores: config.cores,
             uploads: Uploads::new(config.parked_bytes),
             write_gate: WriteGate::new(config.writes, config.core, config.cores),
-            is_gate_kept: Cell::new(false),
+            lines: Lines::new(),
+            gate_kept: Cell::new(None),
+            gate_wakes: Event::default(),
             flights: backends.as_ref().map_or_else(Vec::new, |backends| {
                 let settings = backends.settings();
                 settings.backends.iter().map(|_| Flights::new(settings.flights)).collect()
@@ -524,55 +527,6 @@ impl<D: BlobDisk> Worker<D> {
 
     pub(super) fn write_gate(&self) -> &WriteGate {
         &self.0.write_gate
-    }
-
-    /// The right to write what holds `len` bytes meanwhile. Waits for it a little, if need be.
-    pub(super) async fn enter_write(&self, len: u64) -> Result<Admitted, StoreError> {
-        let slot = match self.0.write_gate.enter() {
-            Ok(slot) => slot,
-            Err(turn) => {
-                self.keep_gate();
-                turn.await?
-            }
-        };
-        let grant = || self.0.purse.grant(Use::Writes, len, Claim::First { held: 0 });
-        Ok(Admitted { _memory: self.patiently(grant).await?, _slot: slot })
-    }
-
-    /// What `take` takes of the memory limit, after waiting for it as long as a write may wait.
-    pub(super) async fn patiently<T>(&self, take: impl Fn() -> Option<T>) -> Result<T, StoreError> {
-        if let Some(taken) = take() {
-            return Ok(taken);
-        }
-        let begun = rt::time::now();
-        while begun.elapsed() < self.0.write_gate.limits().wait {
-            rt::time::sleep(Duration::from_millis(limits::WRITE_MEMORY_WATCH_MS)).await;
-            if let Some(taken) = take() {
-                return Ok(taken);
-            }
-        }
-        Err(self.0.write_gate.no_memory())
-    }
-
-    /// Sees to it that those who wait at the gate are looked after.
-    fn keep_gate(&self) {
-        if !self.0.write_gate.is_contended() || self.0.is_gate_kept.replace(true) {
-            return;
-        }
-        let worker = self.clone();
-        rt::spawn(async move {
-            while worker.0.write_gate.is_contended() {
-                let now = rt::time::now();
-                let latest = now + Duration::from_millis(WRITE_GATE_TICK_MS);
-                let due = worker.0.write_gate.tick().map_or(latest, |due| due.min(latest));
-                // Why: when this core is late, it is not the clients who let their uploads stand still.
-                if worker.0.codecs.pressure().delay_us() < PRESSURE_HEAVY_US {
-                    worker.0.uploads.yield_idle(&worker.0.write_gate, now);
-                }
-                rt::time::deadline(due).await;
-            }
-            worker.0.is_gate_kept.set(false);
-        });
     }
 
     /// Stores a verified small blob: as the client's `frame` if that may be kept, else compressed if that pays, else raw.

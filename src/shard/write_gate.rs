@@ -206,6 +206,11 @@ impl WriteGate {
     pub fn tick(&self) -> Option<Instant> {
         self.decide(|rules, now_ms| rules.tick(now_ms));
         self.carry_out();
+        self.deadline()
+    }
+
+    /// When `tick` has something to do.
+    pub fn deadline(&self) -> Option<Instant> {
         let deadline_ms = self.0.rules.with(|rules| rules.deadline_ms());
         deadline_ms.map(|ms| self.0.epoch + Duration::from_millis(ms))
     }

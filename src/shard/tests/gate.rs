@@ -6,8 +6,10 @@ use bytes::Bytes;
 
 use super::cores::on_mesh;
 use super::{SplitMix64, digest_of};
-use crate::limits::FRAME_LEN;
+use crate::budget::Purse;
+use crate::limits::{self, FRAME_LEN};
 use crate::pure::digest::Digest;
+use crate::pure::memory_plan::Use;
 use crate::rt;
 use crate::rt::cores::block_on;
 use crate::rt::local::Local;
@@ -178,6 +180,37 @@ fn an_idle_upload_yields_its_slot() {
         let Ok(Opened::Ready(mut resumed)) = worker.open_upload(key, FRAME_LEN as u64).await else { panic!("kept") };
         resumed.write(vec![large.slice(FRAME_LEN..)]).await.expect("consumed");
         assert_eq!(resumed.finish().await, Ok(PutOutcome::Stored));
+    });
+}
+
+/// Goal: an upload that stands still gives its memory to one that waits for it, a small write goes into what large ones leave,
+/// and without a wait who finds none is refused. Method: memory for one large upload; the clock says when it has been idle
+/// long enough.
+#[test]
+fn an_idle_upload_yields_its_memory() {
+    block_on(async {
+        for wait in [Duration::from_secs(50), Duration::ZERO] {
+            let writes = WriteLimits { idle: Duration::from_millis(100), ..WriteLimits::new(100, wait) };
+            let purse = Purse::alone(limits::WRITE_HELD_LEN * 3 / 2 * 16 / 5);
+            let config = WorkerConfig { writes, purse: purse.clone(), ..super::worker_config(StorageMode::Zstd, 0) };
+            let worker = Worker::new(FakeDisk::default(), config);
+            let blobs = [1, 2, 3].map(|seed| SplitMix64(seed).noise(2 * FRAME_LEN));
+            let Ok(Opened::Ready(mut idle)) = worker.open_upload(key_of(&blobs[0]), 0).await else { panic!("new") };
+            idle.write(vec![blobs[0].slice(..FRAME_LEN)]).await.expect("consumed");
+            assert_eq!(worker.put(put(&Bytes::from_static(b"small"))).await, Ok(PutOutcome::Stored));
+            let next = worker.open_upload(key_of(&blobs[1]), 0).await;
+            if wait.is_zero() {
+                assert_eq!(next.err(), Some(StoreError::Shed { slots: 100, wait_ms: 0 }));
+                assert_eq!(worker.stats().writes.shed_memory, 1);
+                continue;
+            }
+            let Ok(Opened::Ready(mut next)) = next else { panic!("new") };
+            assert!(matches!(idle.ended().await, UploadEnd::Failed(StoreError::Yielded)));
+            assert_eq!((worker.stats().writes.yielded, worker.stats().parked_uploads), (1, 1));
+            next.write(vec![blobs[1].clone()]).await.expect("consumed");
+            assert_eq!(next.finish().await, Ok(PutOutcome::Stored));
+            assert_eq!((worker.stats().writes.in_flight, purse.held(Use::Writes)), (0, 0));
+        }
     });
 }
 
