@@ -206,14 +206,18 @@ impl Purse {
     }
 
     /// Counts `len` bytes of a connection or call, which the uses then have less. False when there is no room for more:
-    /// the last eighth of it is for first claims.
+    /// the last eighth of it is for first claims, and half of that for those who hold nothing.
     ///
     /// Why told in steps: it is done for each call, and some of them more or less do not matter.
     pub fn set_apart(&self, len: u64, claim: Claim) -> bool {
         let Local { budget, apart, .. } = &*self.0;
         let others = budget.0.apart.load(Ordering::Relaxed).saturating_sub(self.0.apart_told.get());
         let max = budget.0.plan.apart_max();
-        let max = if matches!(claim, Claim::First { .. }) { max } else { max / 8 * 7 };
+        let max = match claim {
+            Claim::First { held: 0 } => max,
+            Claim::First { .. } => max / 16 * 15,
+            Claim::Further | Claim::Bulk => max / 8 * 7,
+        };
         if others + apart.get() + len > max {
             return false;
         }
@@ -308,7 +312,9 @@ mod tests {
         assert!(budget.0.used[Use::Replies as usize].load(Ordering::Relaxed) <= 4 * budget.0.chunk);
         let first = Claim::First { held: 0 };
         assert!(one.set_apart(800, first) && !two.set_apart(251, Claim::Further) && two.set_apart(250, Claim::Further));
-        assert!(two.set_apart(150, first) && !two.set_apart(10, first));
+        let second = Claim::First { held: 1 };
+        assert!(!two.set_apart(76, second) && two.set_apart(75, second) && !two.set_apart(1, second));
+        assert!(two.set_apart(75, first) && !two.set_apart(10, first));
         assert_eq!(one.share(Use::Replies), 100);
         one.rejoin(800);
         two.rejoin(400);

@@ -59,8 +59,9 @@ pub(super) fn start<S: Store>(
     // Why not health: who looks after the server must see that it lives.
     let is_exempt = head.uri.path() == HEALTH_CHECK;
     // Why: many calls of few connections must not keep others from making one.
-    let is_first = calls.len() < limits::CALLS_FIRST_MAX;
-    let claim = if is_first { Claim::First { held: 0 } } else { Claim::Further };
+    let open = calls.len();
+    let is_first = open < limits::CALLS_FIRST_MAX;
+    let claim = if is_first { Claim::First { held: open as u64 * limits::CALL_HELD_LEN } } else { Claim::Further };
     let memory = server.settings.purse.apart_for(limits::CALL_HELD_LEN, claim);
     let is_full = memory.is_none() && !is_exempt;
     if let Some(status) = not_grpc(&head) {
