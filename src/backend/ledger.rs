@@ -69,7 +69,7 @@ pub async fn orphans(dir: &Path, backends: &[String]) -> io::Result<Vec<(String,
             if at.extension().is_none_or(|version| version != "v1") || ours.contains(&at) {
                 continue;
             }
-            let owed = replay(&std::fs::read(&at)?).0.len();
+            let owed = replay(&content(&at)?).0.len();
             let name = at.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             if owed > 0 {
                 found.push((name, owed));
@@ -81,6 +81,14 @@ pub async fn orphans(dir: &Path, backends: &[String]) -> io::Result<Vec<(String,
     listed.await.map_err(io::Error::other)?
 }
 
+/// What stands in a ledger. Why the look before: whoever opens a FIFO waits for ever.
+fn content(path: &Path) -> io::Result<Vec<u8>> {
+    if std::fs::metadata(path)?.is_file() {
+        return std::fs::read(path);
+    }
+    Err(io::Error::other(format!("{} is no regular file: remove it", path.display())))
+}
+
 impl Ledger {
     /// Opens the ledger, and says what is unfinished. Rewrites the file: a torn last entry goes.
     pub async fn open(path: PathBuf) -> io::Result<(Self, Vec<Owed>)> {
@@ -89,7 +97,7 @@ impl Ledger {
             if let Some(parent) = at.parent() {
                 std::fs::create_dir_all(parent)?;
             }
-            let content = match std::fs::read(&at) {
+            let content = match content(&at) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
                 read => read?,
             };
@@ -370,6 +378,22 @@ mod tests {
                 let [(name, 3)] = &found[..] else { panic!("{found:?}") };
                 assert!(name.starts_with("http___gone-"), "{name}");
             }
+        });
+    }
+
+    /// Goal: what is no file does not hold the start up. Method: a FIFO in the place of a ledger, ours and another.
+    #[test]
+    fn a_fifo_is_no_ledger() {
+        block_on(async {
+            let dir = tempfile::tempdir().expect("a directory");
+            let path = path(dir.path(), "b");
+            std::fs::create_dir(path.parent().expect("uploads")).expect("made");
+            let made = std::process::Command::new("mkfifo").arg(&path).status();
+            assert!(made.is_ok_and(|made| made.success()));
+            let error = Ledger::open(path.clone()).await.err().expect("no ledger");
+            assert!(error.to_string().contains("no regular file"), "{error}");
+            assert!(orphans(dir.path(), &[]).await.is_err());
+            assert!(path.exists(), "it is not ours to remove");
         });
     }
 

@@ -360,11 +360,9 @@ impl Disk {
         stats
     }
 
-    /// The largest raw size that is accepted for a blob, in bytes: half of `--max_size`, or what one commit record can list.
+    /// `Volume::max_blob_len`.
     pub fn max_blob_len(&self) -> u64 {
-        // 12 bytes for each frame, and 8 for a run of four chunks or more.
-        let frames = Log::record_len_max(self.0.layout) as u64 / 20;
-        (self.0.volume.max_size() / 2).min(frames * FRAME_LEN as u64)
+        self.0.volume.max_blob_len()
     }
 
     /// `work` is done each time that space is so short that somebody is about to be refused. It does not wait.

@@ -15,9 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::disk::{Ack, DiskConfig};
+use super::log::Log;
 use crate::limits::{
-    DISK_ALIGN, HEADER_READERS, LARGE_CACHE_LEN, MAX_SIZE_MAX, MAX_SIZE_MIN, SEGMENT_LEN_MAX, SEGMENT_LEN_MIN,
-    SEGMENTS_PER_SHARD, SEGMENTS_PER_SHARD_MIN,
+    DISK_ALIGN, FRAME_LEN, HEADER_READERS, LARGE_CACHE_LEN, MAX_SIZE_MAX, MAX_SIZE_MIN, SEGMENT_LEN_MAX,
+    SEGMENT_LEN_MIN, SEGMENTS_PER_SHARD, SEGMENTS_PER_SHARD_MIN,
 };
 use crate::pure::record::Checksums;
 use crate::pure::segment::{HEAD_LEN, Layout, SegmentHeader};
@@ -127,6 +128,13 @@ impl Volume {
     /// `--max_size`, in bytes.
     pub fn max_size(&self) -> u64 {
         self.0.max_size
+    }
+
+    /// The largest raw size that is accepted for a blob, in bytes: half of `--max_size`, or what one commit record can list.
+    pub fn max_blob_len(&self) -> u64 {
+        // 12 bytes for each frame, and 8 for a run of four chunks or more.
+        let frames = Log::record_len_max(self.layout()) as u64 / 20;
+        (self.0.max_size / 2).min(frames * FRAME_LEN as u64)
     }
 
     /// Bytes that the files take.
