@@ -302,23 +302,13 @@ impl<S: Store> Call<'_, S> {
         calls.spawn(async move {
             let _busy = rt::busy();
             let _open = Gauge::enter(&server.counters.calls_open);
-            let role = match decision {
-                Decision::Made(made) => made,
-                Decision::Waits(_) => decision.made().await,
-            };
-            let end = match (role, serving) {
-                (Ok(role), Ok(serving)) => {
-                    // Why boxed: the handler's state is some kilobytes, and a task is moved several times before it runs.
-                    let work = Box::pin(work(serving, responder.clone(), body, head.headers, role));
-                    finish_or_cut(work, &responder, deadline, drain).await
-                }
-                (Ok(_), Err(status)) => End::Finished(Err(status)),
-                (Err(denial), _) => {
-                    server.settings.access.count(denial);
-                    End::Finished(Err(denial.into()))
-                }
-            };
-            match end {
+            let (access, answering) = (&server.settings.access, responder.clone());
+            // Why boxed: the handler's state is some kilobytes, and a task is moved several times before it runs.
+            let work = Box::pin(async move {
+                let role = decision.made().await.inspect_err(|denial| access.count(*denial))?;
+                work(serving?, answering, body, head.headers, role).await
+            });
+            match finish_or_cut(work, &responder, deadline, drain).await {
                 End::Finished(result) => responder.finish(result),
                 End::Panicked => {
                     count(&server.counters.panics);
