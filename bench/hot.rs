@@ -11,6 +11,7 @@ use ringcas::pure::digest::{Digest, Hash};
 use ringcas::pure::find_missing::{self, Question};
 use ringcas::pure::grpc_frame::{Deframer, Part, prefix};
 use ringcas::pure::index::{Index, Word, tag};
+use ringcas::pure::purge::Origin;
 use ringcas::pure::record::{Checksums, Codec, Header, Key, Kind, Place, RecordKind};
 use ringcas::pure::resource_name::WriteName;
 use ringcas::pure::write_request::{Field, Scanner};
@@ -105,6 +106,7 @@ fn record(row: Row<'_>) {
             codec: Codec::Raw,
             pieces: false,
             raw_len: 4096,
+            origin: Origin::default(),
             stored_len: 4096,
             payload_sum: sums.payload(&payload),
         };

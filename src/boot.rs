@@ -36,6 +36,7 @@ use crate::rt::{self};
 use crate::service::shed::ShedLog;
 use crate::shard::disk::DiskConfig;
 use crate::shard::geometry::{self, OpenError, Volume};
+use crate::shard::standing::StandingPurges;
 use crate::shard::{pool, router};
 use crate::watchdog::Watchdog;
 
@@ -67,6 +68,8 @@ enum Failure {
     Open(#[from] OpenError),
     #[error(transparent)]
     Ports(#[from] PortError),
+    #[error("the purges that stand cannot be read: {0}")]
+    Purges(std::io::Error),
     #[error("--take_over: the process that runs on --dir does not hand over: {0}. Stop it, and start this one without")]
     TakeOver(std::io::Error),
     #[error(transparent)]
@@ -145,10 +148,12 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
     };
     let notifier = Notifier::from_environment();
     // Why after what may fail: a server that is taken over stops when this has been done.
+    let needs_tls = |settings: &Settings| settings.backends.iter().any(BackendSettings::needs_tls);
+    let trust = config.backends.as_ref().is_some_and(needs_tls).then(Trust::of_system).transpose()?;
     let (volume, mut ports) = open(&config, &shutdown)?;
     let files = ports.take_files();
-    let flights = config.backends.as_ref().map_or(0, |_| config.memory_limit / limits::FLIGHT_MEMORY_PART);
-    let plan = MemoryPlan::new(config.memory_limit, config.ram_cache, flights, count, volume.shards())?;
+    let standing = StandingPurges::open(&config.dir).map_err(Failure::Purges)?;
+    let plan = memory_plan(&config, volume.shards())?;
     let write_slots = config.write_slots.unwrap_or_else(|| writes_fit(&plan));
     announce(&config, &plan, write_slots, &volume, &ports);
     let (pool, pool_ports) = pool::wire(&volume, count);
@@ -164,8 +169,6 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
         memory_limit: config.memory_limit,
         started_s: rt::time::unix_seconds(),
     };
-    let needs_tls = |settings: &Settings| settings.backends.iter().any(BackendSettings::needs_tls);
-    let trust = config.backends.as_ref().is_some_and(needs_tls).then(Trust::of_system).transpose()?;
     let mut meshes = backend::mesh::wire(if config.backends.is_some() { count } else { 0 }).into_iter();
     let (quiet, closed) = (Barrier::new(count), Barrier::new(count));
     let (shed_log, trust_log) = (ShedLog::default(), TrustLog::default());
@@ -216,6 +219,7 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
             write_slots,
             writes_fit: writes_fit(&plan),
             quiet: quiet.clone(),
+            standing: standing.clone(),
             closed: closed.clone(),
         };
         move || percore::run(kit)
@@ -266,6 +270,9 @@ fn open(config: &Config, shutdown: &Shutdown) -> Result<(Volume, Ports), Failure
     let taken = former.as_mut().map_or_else(Vec::new, |former| std::mem::take(&mut former.sockets));
     let ports = Ports::open(config, Inherited { passed, taken })?;
     if let Some(former) = former {
+        // Why first: once it is confirmed there is no way back.
+        memory_plan(config, geometry::foresee(&disk)?)?;
+        StandingPurges::open(&config.dir).map_err(Failure::Purges)?;
         former.confirm().map_err(Failure::TakeOver)?;
         tracing::info!("taking over: the process that runs finishes what is in flight; connections wait meanwhile");
     }
@@ -277,6 +284,11 @@ fn open(config: &Config, shutdown: &Shutdown) -> Result<(Volume, Ports), Failure
     let volume = geometry::open_when_free(&disk, waits)?;
     tracing::info!("the directory is free after {} ms", begun.elapsed().as_millis());
     Ok((volume, ports))
+}
+
+fn memory_plan(config: &Config, shards: u16) -> Result<MemoryPlan, TooSmall> {
+    let flights = config.backends.as_ref().map_or(0, |_| config.memory_limit / limits::FLIGHT_MEMORY_PART);
+    MemoryPlan::new(config.memory_limit, config.ram_cache, flights, config.cores.len(), shards)
 }
 
 /// Lets a later process take over. Why a failure is no reason not to serve: it may still be stopped and started anew.

@@ -24,6 +24,7 @@ use clap::{Parser, ValueEnum};
 use crate::access::AccessFiles;
 use crate::backend::settings::Settings;
 use crate::limits;
+use crate::metrics::TimeBounds;
 use crate::net::tls::TlsFiles;
 use crate::rt::cores::{CorePlan, PlanError};
 use crate::rt::listen::Address;
@@ -104,6 +105,10 @@ pub struct Flags {
     /// Serve /metrics on the HTTP port.
     #[arg(long, default_value_t = true)]
     enable_endpoint_metrics: bool,
+    /// Upper bounds of the buckets of grpc_server_handling_seconds and http_request_duration_seconds, in seconds; without it
+    /// from 0.1 ms to 320 s.
+    #[arg(long, value_delimiter = ',', num_args = 1)]
+    endpoint_metrics_duration_buckets: Vec<f64>,
     /// What the names of metrics start with, but for grpc_server_*, http_* and process_*.
     #[arg(long, default_value = "bazel_remote")]
     metrics_prefix: MetricsPrefix,
@@ -265,6 +270,7 @@ pub struct Config {
     pub http_read_timeout: Duration,
     pub http_write_timeout: Duration,
     pub endpoint_metrics: bool,
+    pub time_bounds: TimeBounds,
     pub metrics_prefix: MetricsPrefix,
     /// It stands before the names of http_* metrics too.
     pub http_metrics_prefix: bool,
@@ -278,6 +284,8 @@ pub struct Config {
     /// `None` where connections are not encrypted.
     pub tls: Option<TlsFiles>,
     pub access: AccessFiles,
+    /// Without access control everybody may purge.
+    pub open_purges: bool,
     /// `None` where calls say nothing of tenants.
     pub trusted_callers: Option<trust::TrustedCallers>,
 }
@@ -331,6 +339,8 @@ pub enum ConfigError {
     File(#[from] file::FileError),
     #[error(transparent)]
     S3(#[from] s3::S3Error),
+    #[error("--endpoint_metrics_duration_buckets: {0}")]
+    Buckets(String),
     #[error(transparent)]
     Access(#[from] access::AccessError),
     #[error(transparent)]
@@ -363,11 +373,12 @@ impl Flags {
         let cores = cores_or_every(self.cores.as_deref())?;
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let backends = self.s3.resolve(self.storage_mode, cores.len(), memory_limit, variable)?;
-        let (tls, access) = self.access.resolve()?;
+        let (tls, access, open_purges) = self.access.resolve()?;
         let trusted_callers = self.trust.resolve(backends.as_ref().is_some_and(|settings| settings.has_map))?;
         Ok(Config {
             tls,
             access,
+            open_purges,
             trusted_callers,
             write_slots: write_slots_wanted,
             write_queue_wait: self.write_queue_wait,
@@ -394,6 +405,10 @@ impl Flags {
             http_read_timeout: self.http_read_timeout,
             http_write_timeout: self.http_write_timeout,
             endpoint_metrics: self.enable_endpoint_metrics,
+            time_bounds: match &self.endpoint_metrics_duration_buckets[..] {
+                [] => TimeBounds::default(),
+                bounds => TimeBounds::of_seconds(bounds).map_err(ConfigError::Buckets)?,
+            },
             metrics_prefix: self.metrics_prefix,
             http_metrics_prefix: self.http_metrics_prefix,
             mangle_action_keys: self.enable_ac_key_instance_mangling,

@@ -344,6 +344,16 @@ pub const SEGMENTS_PER_SHARD_MIN: u64 = 4;
 /// Threads that read segment headers at start-up.
 pub const HEADER_READERS: usize = 16;
 
+// Purges.
+
+/// Headers of records that a purge reads at a time on one core, and keys that it removes with one sync.
+pub const PURGE_READS_MAX: usize = 32;
+pub const PURGE_BATCH: usize = 256;
+/// How long the purge of a thing waits for its upload to a backend to end.
+pub const PURGE_UPLOAD_WAIT: Duration = Duration::from_secs(30);
+/// How often a purge that goes on says so in the log.
+pub const PURGE_PROGRESS: Duration = Duration::from_secs(10);
+
 // The end.
 
 /// How often a core looks whether it has been asked for anything, where there is an `--idle_timeout`.

@@ -41,6 +41,7 @@ use crate::shard::disk::Disk;
 use crate::shard::geometry::Volume;
 use crate::shard::pool::{PoolMain, PoolPort};
 use crate::shard::router::{Router, RouterPort};
+use crate::shard::standing::StandingPurges;
 use crate::shard::worker::{Worker, WorkerConfig};
 use crate::shard::write_gate::WriteLimits;
 use crate::watchdog::Watchdog;
@@ -81,6 +82,8 @@ pub struct Kit {
     /// CAS writes in flight on all cores, and for how many there is memory.
     pub write_slots: u32,
     pub writes_fit: u32,
+    /// The purges that stand: the same for all cores.
+    pub standing: StandingPurges,
     /// Passed when no core serves clients any more: from then on no peer asks this core's worker for anything.
     pub quiet: Barrier,
     /// Passed when every core has closed its disk: from then on nobody needs the segment pool.
@@ -144,6 +147,7 @@ pub async fn run(kit: Kit) {
         write_slots,
         writes_fit,
         quiet,
+        standing,
         closed,
     } = kit;
     let cores = config.cores.len();
@@ -204,6 +208,7 @@ pub async fn run(kit: Kit) {
             core,
             cores,
             writes: WriteLimits::new(write_slots, config.write_queue_wait),
+            standing,
         },
         backends.as_ref().map(|(all, _)| all.clone()),
     );
@@ -219,12 +224,16 @@ pub async fn run(kit: Kit) {
     let trust = callers.map(|callers| Rc::new(Trust::new(trust_settings(&config, callers.secret.clone(), trust_log))));
     let settings = Settings {
         trust,
+        time_bounds: config.time_bounds.clone(),
         stream_window: config.stream_window,
         max_connection_age: config.lifecycle.max_connection_age,
         max_connection_age_grace: config.lifecycle.max_connection_age_grace,
         purse,
         tls: tls.map(|tls| Rc::new(tls.reader())),
-        access: Rc::new(access.map(|(rules, passwords)| Access::by(&rules, &passwords)).unwrap_or_default()),
+        access: Rc::new(match access {
+            Some((rules, passwords)) => Access::by(&rules, &passwords),
+            None => Access::open(config.open_purges),
+        }),
     };
     let server = Server::new(services, settings, exporter);
     let changing = Changing {

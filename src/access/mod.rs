@@ -18,8 +18,8 @@ use crate::metrics::{Metric, Snapshot};
 use crate::pure::credential::Credential;
 use crate::rt::published::{Published, Reader};
 
-/// What a request is allowed when no access control is configured. Why not `Admin`: whoever reaches the port must not be
-/// able to empty the cache.
+/// What a request is allowed when no access control is configured. Why not `Admin`, unless that is asked for: whoever reaches
+/// the port must not be able to empty the cache.
 const EVERYBODY: Role = Role::Write;
 
 /// What was asked for.
@@ -90,9 +90,14 @@ impl Denial {
     }
 }
 
-/// Decides on this core. Where no access control is configured it holds nothing.
-#[derive(Default)]
-pub struct Access(Option<Guarded>);
+/// Decides on this core.
+pub struct Access(Result<Guarded, Role>);
+
+impl Default for Access {
+    fn default() -> Self {
+        Self(Err(EVERYBODY))
+    }
+}
 
 struct Guarded {
     rules: Reader<Rules>,
@@ -116,22 +121,28 @@ pub struct Waiting {
 impl Access {
     /// Access control by `rules`.
     pub fn by(rules: &Published<Rules>, passwords: &Passwords) -> Self {
-        Self(Some(Guarded {
+        Self(Ok(Guarded {
             rules: rules.reader(),
             passwords: passwords.on_core(),
             denied: std::array::from_fn(|_| Cell::new(0)),
         }))
     }
 
+    /// Without access control: everybody reads and writes, and with `purges` purges, too.
+    pub fn open(purges: bool) -> Self {
+        Self(Err(if purges { Role::Admin } else { EVERYBODY }))
+    }
+
     /// True when nothing is asked of anybody.
     pub fn is_open(&self) -> bool {
-        self.0.is_none()
+        self.0.is_err()
     }
 
     /// Decides on a request of `peer`. `credential` is called when there is need to know it. `count` the outcome.
     pub fn decide(&self, ask: Ask, peer: &Peer, credential: impl FnOnce() -> Credential) -> Decision {
-        let Some(guarded) = &self.0 else {
-            return Decision::Made(judge(ask, Base::default(), Ok(EVERYBODY)));
+        let guarded = match &self.0 {
+            Ok(guarded) => guarded,
+            Err(everybody) => return Decision::Made(judge(ask, Base::default(), Ok(*everybody))),
         };
         guarded.rules.with(|number, rules| {
             let certificate = peer.certificate.as_ref().map(|name| rules.roles.of_certificate(name));
@@ -156,7 +167,7 @@ impl Access {
 
     /// Counts a refusal.
     pub fn count(&self, denial: Denial) {
-        if let Some(guarded) = &self.0 {
+        if let Ok(guarded) = &self.0 {
             let count = &guarded.denied[denial.reason()];
             count.set(count.get() + 1);
         }
@@ -164,12 +175,14 @@ impl Access {
 
     /// The challenges of `WWW-Authenticate`: how a client may say who it is.
     pub fn challenge(&self) -> String {
-        self.0.as_ref().map_or_else(String::new, |guarded| guarded.rules.with(|_, rules| rules.challenge().to_owned()))
+        self.0
+            .as_ref()
+            .map_or_else(|_| String::new(), |guarded| guarded.rules.with(|_, rules| rules.challenge().to_owned()))
     }
 
     /// Adds what this core has refused, and had compared.
     pub fn report(&self, into: &mut Snapshot) {
-        let Some(guarded) = &self.0 else { return };
+        let Ok(guarded) = &self.0 else { return };
         for (reason, count) in Denial::REASONS.iter().zip(&guarded.denied) {
             into.add_for(Metric::AccessDenied, [reason], count.get());
         }
@@ -264,5 +277,7 @@ mod tests {
         };
         assert!(access.is_open() && ask(Role::Read) == Ok(Role::Write) && ask(Role::Write) == Ok(Role::Write));
         assert_eq!(ask(Role::Admin), Err(Denial::Role { needs: Role::Admin, has: Role::Write }));
+        let purging = Access::open(true).decide(Role::Admin.into(), &Peer::default(), || panic!("not asked for"));
+        assert!(matches!(purging, Decision::Made(Ok(Role::Admin))));
     }
 }

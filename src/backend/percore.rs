@@ -25,6 +25,7 @@ use crate::metrics::{Metric, Snapshot};
 use crate::pure::breaker_view::{BreakerView, Health, Ticket};
 use crate::pure::digest::Hash;
 use crate::pure::existence::{Existence, ExistenceLimits};
+use crate::pure::purge::Origin;
 use crate::pure::scope::{Scope, Selection};
 use crate::pure::upload_queue::{ObjectKind, Upload};
 use crate::rt;
@@ -125,6 +126,15 @@ impl Bucket {
     }
 }
 
+/// Why an object was not removed.
+#[derive(Debug, thiserror::Error)]
+pub enum NotDeleted {
+    #[error("it does not answer now (its breaker is open)")]
+    BreakerOpen,
+    #[error(transparent)]
+    S3(#[from] S3Error),
+}
+
 /// An object on its way, whose end tells the breaker how the backend is: broken off by itself, well by `ended_well`, and
 /// nothing when it is dropped, or is not what its name says.
 pub struct ReadBody {
@@ -138,6 +148,11 @@ impl ReadBody {
     /// Bytes of the object, where the backend says.
     pub fn content_length(&self) -> Option<u64> {
         self.object.content_length()
+    }
+
+    /// Who stored the object and when, as far as it tells.
+    pub fn origin(&self) -> Origin {
+        self.object.origin()
     }
 
     /// The next bytes; `None` at the end. After an error it is of no use.
@@ -278,6 +293,23 @@ impl Backend {
                     | S3Error::Refused { .. }
                     | S3Error::NoCredentials(_) => UploadEnd::Failed,
                 }
+            }
+        }
+    }
+
+    /// Removes an object, if there is one, and what is known of it.
+    pub async fn delete(&self, name: &Upload) -> Result<(), NotDeleted> {
+        let bucket = self.bucket(&name.scope);
+        let ticket = self.0.view.with(|view| view.admit()).ok_or(NotDeleted::BreakerOpen)?;
+        match bucket.client.delete(&self.key(name)).await {
+            Ok(()) => {
+                self.report(ticket, Health::Good);
+                bucket.existence.with(|existence| existence.forget(&cas_key(name)));
+                Ok(())
+            }
+            Err(error) => {
+                self.failed(ticket, "delete", &error);
+                Err(error.into())
             }
         }
     }

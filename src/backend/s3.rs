@@ -1,5 +1,7 @@
 //! The S3 client of one core: signs, sends, retries, and says what an answer means. It knows nothing of breakers.
 
+mod parts;
+
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -15,6 +17,7 @@ use crate::pure::backoff::{Backoff, Reason, Schedule};
 use crate::pure::breaker_view::Health;
 use crate::pure::civil_time::{Civil, parse_http_date};
 use crate::pure::progress::Progress;
+use crate::pure::purge::{InstanceTag, Origin};
 use crate::pure::s3_message::{self, ErrorBody, ListedObject, Operation, Verdict};
 use crate::pure::sigv4::{self, Payload, Signer};
 use crate::rt;
@@ -24,11 +27,6 @@ use crate::rt::local::Local;
 pub const HEAD_TIME: Duration = Duration::from_millis(BACKEND_HEAD_MS);
 /// Differences of clocks from which a refusal is taken for one that they caused.
 const SKEW_MIN_S: u64 = 5 * 60;
-/// The largest part of an object that is uploaded in parts, in bytes, and how many parts there may be.
-///
-/// Source: AWS "Amazon S3 multipart upload limits".
-const PART_LEN_MAX: u64 = 256 << 20;
-const PARTS_MAX: u64 = 10_000;
 
 /// Why an operation brought nothing. The texts go into logs and name no secret.
 #[derive(Debug, thiserror::Error)]
@@ -94,6 +92,10 @@ pub trait Source {
     fn len(&self) -> u64;
     /// What to sign for all of it, where that is known without reading it.
     fn payload(&self) -> Option<Payload>;
+    /// Of an action: who stored it and when, to be kept with the object.
+    fn origin(&self) -> Option<Origin> {
+        None
+    }
     /// `len` bytes from `offset` on.
     fn open(&self, offset: u64, len: u64) -> OutBody;
 }
@@ -102,6 +104,7 @@ pub trait Source {
 pub struct InMemory {
     pub data: Bytes,
     pub payload: Option<Payload>,
+    pub origin: Option<Origin>,
 }
 
 impl Source for InMemory {
@@ -111,6 +114,10 @@ impl Source for InMemory {
 
     fn payload(&self) -> Option<Payload> {
         self.payload
+    }
+
+    fn origin(&self) -> Option<Origin> {
+        self.origin
     }
 
     fn open(&self, offset: u64, len: u64) -> OutBody {
@@ -123,6 +130,7 @@ pub struct Object {
     body: Body,
     /// Bytes of the object, or of the asked part.
     content_length: Option<u64>,
+    origin: Origin,
     progress: Progress,
     deadline: rt::time::Deadline,
     allowed: Duration,
@@ -132,6 +140,11 @@ impl Object {
     /// Bytes, where the backend says.
     pub fn content_length(&self) -> Option<u64> {
         self.content_length
+    }
+
+    /// Who stored it and when, as far as the object tells.
+    pub fn origin(&self) -> Origin {
+        self.origin
     }
 
     /// The next bytes; `None` at the end. Too slow a body, and one that takes too long in all, is an error.
@@ -278,6 +291,7 @@ impl Client {
             }
             Answer::Ok(response) => Ok(Some(Object {
                 content_length: response.content_length(),
+                origin: self.origin_of(&response),
                 body: response.body,
                 progress: Progress::new(BACKEND_SPEED_FLOOR),
                 deadline,
@@ -337,6 +351,8 @@ impl Client {
             None => self.payload_of(body()).await?,
         };
         call.headers.push(("content-type", "application/octet-stream".into()));
+        call.headers.extend(source.origin().map(|origin| (self.origin_header(), origin.to_text())));
+        let unconditional = call.headers.len();
         if condition == Condition::IfAbsent && !self.0.unconditional.get() {
             call.headers.push(self.if_absent());
         }
@@ -352,13 +368,13 @@ impl Client {
             let mut response = match answer {
                 Answer::Ok(response) => response,
                 Answer::Exists => return Ok(PutOutcome::AlreadyExists),
-                Answer::NotImplemented if call.headers.len() > 1 => {
+                Answer::NotImplemented if call.headers.len() > unconditional => {
                     tracing::info!(
                         backend = %self.0.settings.name,
                         "the backend does not know conditional uploads: objects that are there will be written again"
                     );
                     self.0.unconditional.set(true);
-                    call.headers.truncate(1);
+                    call.headers.truncate(unconditional);
                     continue;
                 }
                 // Somebody else is making the object, or has just made it.
@@ -379,58 +395,37 @@ impl Client {
         }
     }
 
-    /// Makes an object that is too large for one PUT, in parts.
-    async fn put_parts(&self, key: &str, source: &dyn Source, condition: Condition) -> Result<PutOutcome, S3Error> {
-        if condition == Condition::IfAbsent && self.head(key, HEAD_TIME).await?.is_some() {
-            return Ok(PutOutcome::AlreadyExists);
-        }
-        let mut call = Call { schedule: Schedule::Patient, ..Call::new(Operation::Write, Method::POST, key) };
-        call.query.push(("uploads", ""));
-        let begun = self.document(&call, &OutBody::empty).await?;
-        let id = s3_message::parse_upload_id(&begun).filter(|id| id.len() <= UPLOAD_ID_LEN_MAX);
-        let id = id.ok_or_else(|| unexpected("no UploadId in the answer", 200))?;
-        let put = self.put_all_parts(key, source, &id).await;
-        if put.is_err() {
-            let mut call = Call::new(Operation::Read, Method::DELETE, key);
-            call.query.push(("uploadId", &id));
-            // Why not more: what this leaves behind, the bucket's lifecycle rule removes.
-            let _ = within(HEAD_TIME, "answer", self.call(&call, &OutBody::empty)).await;
-        }
-        put.map(|()| PutOutcome::Created)
-    }
-
-    async fn put_all_parts(&self, key: &str, source: &dyn Source, id: &str) -> Result<(), S3Error> {
-        let part_len = self.0.settings.multipart_from.min(PART_LEN_MAX);
-        let part_len = part_len.max(source.len().div_ceil(PARTS_MAX).next_multiple_of(1 << 20));
-        let mut etags = Vec::new();
-        for offset in (0..source.len()).step_by(part_len as usize) {
-            let number = (etags.len() + 1).to_string();
-            let mut call = Call::new(Operation::Write, Method::PUT, key);
-            call.query = vec![("partNumber", &number), ("uploadId", id)];
-            let body = || source.open(offset, part_len.min(source.len() - offset));
-            (call.schedule, call.payload) = (Schedule::Patient, self.payload_of(body()).await?);
-            call.try_time = try_time(part_len);
-            let Answer::Ok(mut response) = self.call(&call, &body).await? else {
-                return Err(unexpected("a part was refused", 0));
-            };
-            let etag = response.header("etag").filter(|etag| etag.len() <= ETAG_LEN_MAX);
-            etags.push(etag.ok_or_else(|| unexpected("a part has no ETag", 200))?.to_owned());
-            finish(&mut response.body).await;
-        }
-        let document = Bytes::from(s3_message::complete_multipart(&etags));
-        let mut call = Call::new(Operation::Write, Method::POST, key);
-        // Why as long as for all of it: some stores copy the parts before they answer.
-        (call.schedule, call.try_time) = (Schedule::Patient, try_time(source.len()));
-        call.query.push(("uploadId", id));
-        call.payload = Payload::Known(sigv4::sha256(&document));
-        let answer = self.document(&call, &|| OutBody::Pieces([document.clone()].into())).await?;
-        match s3_message::judge_completed(&answer) {
-            Verdict::Ok => Ok(()),
-            _ => {
-                let ErrorBody { code, message, .. } = s3_message::parse_error(&answer);
-                Err(S3Error::Server { status: 200, code, message })
+    /// Removes an object, if there is one.
+    pub async fn delete(&self, key: &str) -> Result<(), S3Error> {
+        let call = Call::new(Operation::Read, Method::DELETE, key);
+        match within(HEAD_TIME, "answer", self.call(&call, &OutBody::empty)).await? {
+            Answer::Ok(mut response) => {
+                while response.body.next().await?.is_some() {}
+                Ok(())
+            }
+            Answer::Miss => Ok(()),
+            Answer::Exists | Answer::Conflict | Answer::NotImplemented => {
+                Err(S3Error::Refused { status: 0, code: "the backend deletes nothing".into(), message: String::new() })
             }
         }
+    }
+
+    /// The metadata that says an object's origin.
+    fn origin_header(&self) -> &'static str {
+        match self.0.settings.dialect {
+            Dialect::S3 => "x-amz-meta-ringcas-origin",
+            Dialect::Google => "x-goog-meta-ringcas-origin",
+        }
+    }
+
+    /// Of an object that says nothing of itself, the time is what the backend says, by our clock.
+    fn origin_of(&self, response: &Response) -> Origin {
+        if let Some(origin) = response.header(self.origin_header()).and_then(Origin::parse) {
+            return origin;
+        }
+        let modified = response.header("last-modified").and_then(parse_http_date);
+        let ours = |theirs: u64| theirs.saturating_add_signed(-self.difference(response).unwrap_or(0));
+        Origin::new(modified.map_or(0, ours), InstanceTag::UNKNOWN)
     }
 
     /// Some of the objects whose keys begin with `prefix`.

@@ -35,6 +35,9 @@ pub struct AccessFlags {
     /// Let everybody read; only writes need a credential.
     #[arg(long)]
     allow_unauthenticated_reads: bool,
+    /// Without access control: let everybody who reaches the HTTP port purge.
+    #[arg(long)]
+    allow_unauthenticated_purges: bool,
 }
 
 /// `--min_tls_version`.
@@ -63,11 +66,16 @@ pub enum AccessError {
         "--{0} says who may do less or more, and nobody is asked who he is. Give --htpasswd_file, --token_file or --tls_ca_file"
     )]
     NobodyAsked(&'static str),
+    #[error(
+        "--allow_unauthenticated_purges is for servers without access control. Give those who purge the role admin \
+         instead (--roles_file, --token_file)"
+    )]
+    PurgesGuarded,
 }
 
 impl AccessFlags {
-    /// The files of TLS and of access control.
-    pub fn resolve(self) -> Result<(Option<TlsFiles>, AccessFiles), AccessError> {
+    /// The files of TLS and of access control, and whether everybody may purge.
+    pub fn resolve(self) -> Result<(Option<TlsFiles>, AccessFiles, bool), AccessError> {
         if matches!(self.min_tls_version, TlsVersion::Tls10 | TlsVersion::Tls11) {
             tracing::warn!("--min_tls_version: the oldest TLS that is spoken is 1.2");
         }
@@ -96,7 +104,10 @@ impl AccessFlags {
                 return Err(AccessError::NobodyAsked(flag));
             }
         }
-        Ok((tls, access))
+        if access.is_guarded() && self.allow_unauthenticated_purges {
+            return Err(AccessError::PurgesGuarded);
+        }
+        Ok((tls, access, self.allow_unauthenticated_purges))
     }
 }
 
@@ -117,7 +128,7 @@ mod tests {
     fn what_goes_together() {
         let resolve = |flags: &[&str]| {
             let line = Line::try_parse_from([&["ringcas"], flags].concat()).expect("flags");
-            line.access.resolve().map(|(tls, access)| (tls.map(|tls| tls.only_tls13), access.is_guarded()))
+            line.access.resolve().map(|(tls, access, _)| (tls.map(|tls| tls.only_tls13), access.is_guarded()))
         };
         let pair = ["--tls_cert_file=c", "--tls_key_file=k"];
         assert_eq!(resolve(&[]), Ok((None, false)));
@@ -129,6 +140,8 @@ mod tests {
         assert_eq!(resolve(&pair[..1]), Err(AccessError::HalfOfTls));
         assert_eq!(resolve(&pair[1..]), Err(AccessError::HalfOfTls));
         assert_eq!(resolve(&["--tls_ca_file=a"]), Err(AccessError::AuthoritiesAlone));
+        assert_eq!(resolve(&["--allow_unauthenticated_purges"]), Ok((None, false)));
+        assert_eq!(resolve(&["--token_file=t", "--allow_unauthenticated_purges"]), Err(AccessError::PurgesGuarded));
         assert_eq!(resolve(&["--roles_file=r"]), Err(AccessError::NobodyAsked("roles_file")));
         assert_eq!(
             resolve(&[pair[0], pair[1], "--allow_unauthenticated_reads"]),

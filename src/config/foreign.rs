@@ -41,10 +41,6 @@ const ROWS: &[(&str, Fate)] = &[
     ("azblob.storage_account", AZURE),
     ("azblob.tenant_id", AZURE),
     ("azblob.update_timestamps", AZURE),
-    (
-        "endpoint_metrics_duration_buckets",
-        Ignored("buckets are fixed: from 0.1 ms to 320 s, all of bazel-remote's too"),
-    ),
     ("experimental_remote_asset_api", Ignored("the Remote Asset API is not served")),
     ("gcs_proxy.bucket", GOOGLE),
     ("gcs_proxy.json_credentials_file", GOOGLE),
@@ -91,8 +87,7 @@ const IDLE: &[(&str, &str)] = &[("max_size_hard_limit", "-1"), ("profile_address
 pub fn arguments() -> impl Iterator<Item = Arg> {
     let argument = |(flag, _): &(&'static str, Fate)| {
         let argument = Arg::new(*flag).long(*flag).hide(true).num_args(0..=1).default_missing_value("true");
-        let argument = argument.allow_negative_numbers(true);
-        if *flag == "endpoint_metrics_duration_buckets" { argument.value_delimiter(',') } else { argument }
+        argument.allow_negative_numbers(true)
     };
     ROWS.iter().map(argument)
 }

@@ -8,5 +8,5 @@ mod overview;
 pub mod percore;
 pub mod table;
 
-pub use percore::{Counter, Histogram, Snapshot};
+pub use percore::{Counter, Histogram, Snapshot, TimeBounds};
 pub use table::Metric;

@@ -66,10 +66,41 @@ const AGE_BOUNDS: [u64; 9] = {
     [MINUTE, 10 * MINUTE, HOUR, 3 * HOUR, 12 * HOUR, DAY, 3 * DAY, 7 * DAY, 30 * DAY]
 };
 
+/// Upper bounds of the buckets for times that calls and requests took, in nanoseconds.
+#[derive(Debug, Clone)]
+pub struct TimeBounds(Cow<'static, [u64]>);
+
+/// Bounds that an operator may give: each is a series for each method.
+const TIME_BOUNDS_MAX: usize = 64;
+
+impl Default for TimeBounds {
+    fn default() -> Self {
+        Self(Cow::Borrowed(&TIME_BOUNDS))
+    }
+}
+
+impl TimeBounds {
+    /// Bounds in seconds, in any order, as bazel-remote takes them.
+    pub fn of_seconds(bounds: &[f64]) -> Result<Self, String> {
+        if bounds.is_empty() || bounds.len() > TIME_BOUNDS_MAX {
+            return Err(format!("give 1 to {TIME_BOUNDS_MAX} bounds"));
+        }
+        if let Some(bad) = bounds.iter().find(|bound| !(1e-9..=1e9).contains(*bound)) {
+            return Err(format!("{bad} is no number of seconds above 0"));
+        }
+        let mut nanos: Vec<u64> = bounds.iter().map(|bound| (bound * 1e9).round() as u64).collect();
+        nanos.sort_unstable();
+        if let Some(twice) = nanos.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format!("{} stands there twice", twice[0] as f64 / 1e9));
+        }
+        Ok(Self(nanos.into()))
+    }
+}
+
 /// How often values fell into each bucket.
 #[derive(Debug)]
 pub struct Histogram {
-    bounds: &'static [u64],
+    bounds: Cow<'static, [u64]>,
     /// One more than there are bounds: the last is for what is above all of them.
     counts: Box<[Cell<u64>]>,
     sum: Cell<u64>,
@@ -77,22 +108,27 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// For times of requests and of disk operations.
+    /// For times of operations.
     pub fn of_times() -> Self {
-        Self::new(&TIME_BOUNDS, Unit::Seconds)
+        Self::new(Cow::Borrowed(&TIME_BOUNDS), Unit::Seconds)
+    }
+
+    /// For times of calls and requests.
+    pub fn of_handling(bounds: &TimeBounds) -> Self {
+        Self::new(bounds.0.clone(), Unit::Seconds)
     }
 
     /// For bytes.
     pub fn of_sizes() -> Self {
-        Self::new(&SIZE_BOUNDS, Unit::Bytes)
+        Self::new(Cow::Borrowed(&SIZE_BOUNDS), Unit::Bytes)
     }
 
     /// For times from minutes to weeks.
     pub fn of_ages() -> Self {
-        Self::new(&AGE_BOUNDS, Unit::Seconds)
+        Self::new(Cow::Borrowed(&AGE_BOUNDS), Unit::Seconds)
     }
 
-    fn new(bounds: &'static [u64], unit: Unit) -> Self {
+    fn new(bounds: Cow<'static, [u64]>, unit: Unit) -> Self {
         let counts = std::iter::repeat_with(Cell::default).take(bounds.len() + 1).collect();
         Self { bounds, counts, sum: Cell::default(), unit }
     }
@@ -271,6 +307,20 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: an operator's bounds are sorted, and what is no list of bounds is an error. Method: lists of each kind.
+    #[test]
+    fn bounds_of_an_operator() {
+        let bounds = TimeBounds::of_seconds(&[2.5, 0.5, 1.0]).expect("good");
+        assert_eq!(*bounds.0, [500_000_000, 1_000_000_000, 2_500_000_000]);
+        let histogram = Histogram::of_handling(&bounds);
+        histogram.observe_time(Duration::from_millis(700));
+        let told = histogram.distribution();
+        assert_eq!((told.bounds, told.counts), (vec![0.5, 1.0, 2.5], vec![0, 1, 0, 0]));
+        for bad in [&[][..], &[1.0, 1.0], &[0.0], &[-1.0], &[f64::NAN], &[f64::INFINITY], &[1.0; 65]] {
+            assert!(TimeBounds::of_seconds(bad).is_err(), "{bad:?}");
+        }
+    }
 
     /// Goal: a value falls into the first bucket whose bound is not below it, and the sum is in the metric's unit.
     /// Method: values on, below and above bounds.

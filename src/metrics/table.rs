@@ -263,6 +263,8 @@ table! {
          closed: look at s3_upload_outcomes_total."
     S3OwedRejected: Ours Counter Count "s3_owed_rejected_total" ["backend"]
         "Uploads that are lost, as too many are owed already. The blobs stay in this cache only."
+    PurgedEntries: Ours Counter Count "purged_entries_total" ["kind"]
+        "Blobs (cas) and action results (ac) that administrators have purged. What was purged is built again: expect misses."
     AccessDenied: Ours Counter Count "access_denied_total" ["reason"]
         "Requests that were refused for want of a credential that may (no_credential, role), because one was wrong \
          (malformed, wrong_password, wrong_token), or because too many passwords waited to be compared (busy). Many wrong \

@@ -2,7 +2,7 @@
 
 use crate::access::{Ask, Role};
 use crate::metrics::percore::Labels;
-use crate::metrics::{Counter, Histogram, Metric, Snapshot};
+use crate::metrics::{Counter, Histogram, Metric, Snapshot, TimeBounds};
 use crate::service::Code;
 
 impl Method {
@@ -102,8 +102,8 @@ pub struct OfMethod {
     time: Histogram,
 }
 
-impl Default for OfMethod {
-    fn default() -> Self {
+impl OfMethod {
+    fn new(bounds: &TimeBounds) -> Self {
         Self {
             started: Counter::default(),
             received: Counter::default(),
@@ -111,25 +111,21 @@ impl Default for OfMethod {
             received_bytes: Counter::default(),
             sent_bytes: Counter::default(),
             ended: Default::default(),
-            time: Histogram::of_times(),
+            time: Histogram::of_handling(bounds),
         }
     }
-}
 
-impl OfMethod {
     pub fn ended(&self, code: Code, time: std::time::Duration) {
         self.ended[code as usize].count();
         self.time.observe_time(time);
     }
 }
 
-impl Default for GrpcCounters {
-    fn default() -> Self {
-        Self { methods: Method::ALL.iter().map(|_| OfMethod::default()).collect() }
-    }
-}
-
 impl GrpcCounters {
+    pub fn new(bounds: &TimeBounds) -> Self {
+        Self { methods: Method::ALL.iter().map(|_| OfMethod::new(bounds)).collect() }
+    }
+
     pub fn of(&self, method: Method) -> &OfMethod {
         &self.methods[method as usize]
     }

@@ -22,7 +22,7 @@ use crate::access::{Access, Peer};
 use crate::budget::{Apart, Claim, Purse};
 use crate::limits;
 use crate::metrics::export::Exporter;
-use crate::metrics::{Metric, Snapshot};
+use crate::metrics::{Metric, Snapshot, TimeBounds};
 use crate::pure::memory_plan::Use;
 use crate::rt::gate::Gate;
 use crate::rt::local::Local;
@@ -49,6 +49,8 @@ pub struct Settings {
     pub access: Rc<Access>,
     /// What gRPC calls must say of themselves; `None` for nothing.
     pub trust: Option<Rc<Trust>>,
+    /// Into which buckets the times of calls and requests are counted.
+    pub time_bounds: TimeBounds,
 }
 
 /// Whether this core serves or stops.
@@ -62,7 +64,6 @@ pub enum Phase {
 }
 
 /// Counts of this core.
-#[derive(Default)]
 pub struct Counters {
     /// Connections that are open now.
     pub connections: Cell<u64>,
@@ -90,6 +91,19 @@ pub struct Handshakes {
 }
 
 impl Counters {
+    fn new(bounds: &TimeBounds) -> Self {
+        Self {
+            connections: Cell::default(),
+            calls_open: Cell::default(),
+            calls_cut: Cell::default(),
+            panics: Cell::default(),
+            connections_failed: Cell::default(),
+            handshakes: Handshakes::default(),
+            grpc: Rc::new(GrpcCounters::new(bounds)),
+            http: Rc::new(HttpCounters::new(bounds)),
+        }
+    }
+
     fn report(&self, core: usize, into: &mut Snapshot) {
         into.add_labels(Metric::Connections, vec![core.to_string().into(), "grpc".into()], self.connections.get());
         into.add_for(Metric::ConnectionsFailed, ["grpc"], self.connections_failed.get());
@@ -145,6 +159,7 @@ pub(super) struct PhaseWatch {
 
 impl<S: Store> Server<S> {
     pub fn new(services: Services<S>, settings: Settings, exporter: Exporter) -> Rc<Self> {
+        let counters = Counters::new(&settings.time_bounds);
         Rc::new(Self {
             services,
             request_memory: Memory::new(settings.purse.clone(), Use::Requests),
@@ -159,7 +174,7 @@ impl<S: Store> Server<S> {
             exporter,
             buffers: Buffers::default(),
             shown: Shown::default(),
-            counters: Counters::default(),
+            counters,
             connections: Gate::default(),
             phases: Local::new(Phases { now: Phase::Serving, watchers: BTreeMap::new(), next_watcher: 0 }),
         })

@@ -10,7 +10,7 @@ use std::io;
 use super::survey::Surveyor;
 use crate::limits::DISK_ALIGN;
 use crate::pure::index::{Word, tag};
-use crate::pure::record::{HEADER_LEN, Header, Place, RECORD_ALIGN, RecordKind};
+use crate::pure::record::{HEADER_LEN, Header, Place, RECORD_ALIGN, RecordKind, TombOrder};
 use crate::pure::segment::{Footer, FooterEntry, SegmentHeader};
 use crate::shard::recover::{Listed, tomb_header};
 
@@ -79,6 +79,6 @@ impl Surveyor {
 
     /// Writes a tomb over the start of a record, which is never shorter than one.
     async fn bury(&self, tag: u64, place: Place) -> io::Result<()> {
-        self.files.patch(place.position, &tomb_header(tag, &self.sums).encode(&self.sums, place)).await
+        self.files.patch(place.position, &tomb_header(tag, TombOrder::Here, &self.sums).encode(&self.sums, place)).await
     }
 }

@@ -27,7 +27,7 @@ use crate::pure::shard_map::{ShardId, ShardMap};
 use crate::rt;
 use crate::shard::codec::{Codecs, StorageMode};
 use crate::shard::geometry::Volume;
-use crate::shard::recover::{Blocks, Listed, LogReader, SCAN_GAP, Window, Written, replay};
+use crate::shard::recover::{Among, Blocks, Listed, LogReader, SCAN_GAP, Window, Written, replay};
 
 /// How closely records are looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +120,7 @@ impl Surveyor {
         let mut findings = Findings::default();
         let (mut index, mut large, mut commits) = (Index::default(), HashMap::new(), 0);
         let mut chunks = Chunks::new(self.layout.chunks_per_segment());
-        let (mut logs, mut claims) = (Vec::new(), HashMap::new());
+        let (mut logs, mut claims, mut generations) = (Vec::new(), HashMap::new(), HashMap::new());
         for header in segments {
             self.segment_header(header, &mut findings).await?;
             findings.note_generation(header.generation);
@@ -136,7 +136,9 @@ impl Surveyor {
                 claims.insert(location, Claim { found, log: logs.len(), entry });
             }
             let dropped = log.damage.without_dropped(&log.listed.footer);
-            replay(&dropped, Written::default(), &mut index, &mut large, &mut commits);
+            generations.insert(header.segment, header.generation);
+            let among = Among { layout: self.layout, generation: header.generation, generations: &generations };
+            replay(&dropped, Written::default(), among, &mut index, &mut large, &mut commits);
             self.progress.add(u64::from(self.layout.segment_len));
             logs.push(log);
         }

@@ -40,7 +40,7 @@ impl Target {
 }
 
 /// `None` when it is not UTF-8, or a `%` is not followed by two digits.
-fn decode_percent(path: &str) -> Option<Cow<'_, str>> {
+pub(super) fn decode_percent(path: &str) -> Option<Cow<'_, str>> {
     if !path.contains('%') {
         return Some(path.into());
     }

@@ -15,8 +15,8 @@ use twox_hash::xxhash3_64::Hasher;
 /// |---|---|
 /// | 0..40 | place of the record, in units of 64 bytes from the start of the volume; never 0 |
 /// | 40 | 1: the record commits a large blob |
-/// | 41..46 | in memory: the stamp of the epoch of the last use. In a footer: bit 41 says that the record is a tomb |
-/// | 46..64 | CAS: 14 bits of the key's size, then 4 bits: the record's length in sixteenths of its bound. Actions: the record's length in units of 64 bytes |
+/// | 41..46 | in memory: the stamp of the epoch of the last use. In a footer: bit 41 says that the record is a tomb, 42 that it is of an action, 43 that it is of the CAS; neither in footers of older servers |
+/// | 46..64 | CAS: 14 bits of the key's size, then 4 bits: the record's length in sixteenths of its bound. Actions: the record's length in units of 64 bytes. Tombs: `TombAge` |
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Word(u64);
 
@@ -24,6 +24,8 @@ const LOCATION_BITS: u32 = 40;
 const LOCATION_MASK: u64 = (1 << LOCATION_BITS) - 1;
 const LARGE: u64 = 1 << 40;
 const TOMB: u64 = 1 << 41;
+const OF_ACTION: u64 = 1 << 42;
+const OF_CAS: u64 = 1 << 43;
 const STAMP_SHIFT: u32 = 41;
 const STAMP_MASK: u64 = ((1 << STAMP_BITS) - 1) << STAMP_SHIFT;
 const CHECK_SHIFT: u32 = STAMP_SHIFT + STAMP_BITS;
@@ -63,7 +65,7 @@ impl Word {
                 units
             }
         };
-        Some(Self::assemble(location, 0, check))
+        Some(Self::assemble(location, mark(key.kind), check))
     }
 
     /// A word for the commit record of a large blob at `location`.
@@ -72,12 +74,33 @@ impl Word {
             Kind::Cas | Kind::ScopedCas => size_check(key.size) << CLASS_BITS,
             Kind::Action | Kind::ScopedAction => 0,
         };
-        Self::assemble(location, LARGE, check)
+        Self::assemble(location, LARGE | mark(key.kind), check)
     }
 
     /// A footer's word for a tomb at `location`.
     pub fn tomb(location: u64) -> Self {
         Self::assemble(location, TOMB, 0)
+    }
+
+    /// The same for a lasting tomb, which first stood so many generations ago: 0 for one that is in its first place.
+    pub fn lasting_tomb(location: u64, generations: u64) -> Self {
+        Self::assemble(location, TOMB, LASTING | coarse(generations))
+    }
+
+    /// Of a footer's word for a tomb: whether it is a lasting one, and how many generations ago it first stood. Never more than
+    /// it was: rounded, the tomb removes what was stored a little after it, too.
+    pub fn lasting(self) -> Option<u64> {
+        let check = self.0 >> CHECK_SHIFT;
+        (self.is_tomb() && check & LASTING != 0).then(|| fine(check & !LASTING))
+    }
+
+    /// Of a footer's word: whether the record is of an action. `None` when the footer does not say.
+    pub fn is_action(self) -> Option<bool> {
+        match self.0 & (OF_ACTION | OF_CAS) {
+            OF_ACTION => Some(true),
+            OF_CAS => Some(false),
+            _ => None,
+        }
     }
 
     fn assemble(location: u64, flags: u64, check: u64) -> Self {
@@ -137,6 +160,29 @@ impl Word {
             Kind::Action | Kind::ScopedAction => check * RECORD_ALIGN as u64,
         }
     }
+}
+
+/// Says in a footer what the record is of.
+fn mark(kind: Kind) -> u64 {
+    if kind.is_action() { OF_ACTION } else { OF_CAS }
+}
+
+/// The check of a lasting tomb: this bit, and then a count of generations in 17 bits: 5 that say by how many bits to shift
+/// the other 12.
+const LASTING: u64 = 1 << (CHECK_BITS - 1);
+const MANTISSA_BITS: u32 = 12;
+const SHIFT_MAX: u32 = (1 << (CHECK_BITS - 1 - MANTISSA_BITS)) - 1;
+
+fn coarse(count: u64) -> u64 {
+    let shift = (u64::BITS - count.leading_zeros()).saturating_sub(MANTISSA_BITS);
+    if shift > SHIFT_MAX {
+        return (1 << (CHECK_BITS - 1)) - 1;
+    }
+    u64::from(shift) << MANTISSA_BITS | count >> shift
+}
+
+fn fine(coarse: u64) -> u64 {
+    (coarse & ((1 << MANTISSA_BITS) - 1)) << (coarse >> MANTISSA_BITS)
 }
 
 /// The keyed 64-bit tag that stands for a key in the index and in footers. `seed` is the directory's random key, so
@@ -424,6 +470,25 @@ mod tests {
             prop_assert!(word.read_len(&action) >= len && word.fits(&any_size) && word.location() == location);
             prop_assert_eq!(word.used(Epoch(40)), Epoch(39));
         }
+    }
+
+    /// Goal: a lasting tomb says how long ago it first stood, exactly for small counts, and never too much. Method: all small
+    /// counts, and powers of two with their neighbours.
+    #[test]
+    fn a_lasting_tomb_tells_its_age() {
+        let told = |count: u64| Word::lasting_tomb(9, count).lasting().expect("a lasting one");
+        assert!((0..4096).all(|count| told(count) == count));
+        for bits in 12..64 {
+            for count in [(1u64 << bits) - 1, 1 << bits, (1 << bits) + 1] {
+                let told = told(count);
+                assert!(told <= count && (bits >= 43 || count - told <= count >> 11), "{count} {told}");
+            }
+        }
+        assert_eq!((Word::tomb(9).lasting(), word(9).lasting()), (None, None));
+        let (cas, action) = (Key { kind: Kind::Cas, hash: Hash([1; 32]), size: 9 }, Kind::Action);
+        let small = |kind| Word::small(9, &Key { kind, ..cas }, 90).expect("fits");
+        assert_eq!((small(Kind::Cas).is_action(), small(action).is_action()), (Some(false), Some(true)));
+        assert_eq!(small(action).used_in(Epoch(0)).bits() & (OF_ACTION | OF_CAS) & !STAMP_MASK, 0);
     }
 
     /// Goal: at any fill above the minimum the table takes at most 24 bytes for each entry, growing and shrinking.

@@ -34,6 +34,7 @@ pub mod pacing;
 pub mod parking;
 pub mod progress;
 pub mod protobuf;
+pub mod purge;
 pub mod random;
 pub mod recency;
 pub mod record;

@@ -11,9 +11,9 @@
 //! | 7 | 1 | flags: bit 0: a large commit that carries one value cut into pieces |
 //! | 8 | 32 | hash |
 //! | 40 | 8 | size of the key |
-//! | 48 | 8 | raw length of the payload |
+//! | 48 | 8 | raw length of the payload. Of an action: 4 bytes of it, then 4 bytes: the tag of the instance that stored it (`purge`), 0 for unknown. Of a tomb: `TombOrder` |
 //! | 56 | 4 | stored length of the payload |
-//! | 60 | 4 | 0 |
+//! | 60 | 4 | when the content was stored, in seconds since 1970; 0 for unknown |
 //! | 64 | 8 | generation of the segment |
 //! | 72 | 8 | XXH3-64 of the stored payload, seeded with the directory's key |
 //! | 80 | 8 | XXH3-64 of bytes 0..80, seeded with the directory's key, the record's position and the generation |
@@ -24,6 +24,8 @@
 use std::hash::Hasher as _;
 
 use super::digest::Hash;
+use super::purge::{InstanceTag, Origin};
+use crate::limits::ACTION_RESULT_LEN_MAX;
 use twox_hash::xxhash3_64::Hasher;
 
 /// Which key space a record belongs to.
@@ -75,6 +77,37 @@ pub enum RecordKind {
     Ages,
 }
 
+/// Which records of its key a tomb removes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TombOrder {
+    /// Those before it. It may go with its segment: what an older record brings back is right, and was only not wanted.
+    Here,
+    /// Those before it, and none may come back: it is copied forward as long as there are older segments.
+    LastingHere,
+    /// The copy of such a one, which first stood in a segment of this generation: removes what stands in older ones.
+    LastingSince(u64),
+}
+
+impl TombOrder {
+    pub fn number(self) -> u64 {
+        match self {
+            Self::Here => 0,
+            Self::LastingHere => u64::MAX,
+            Self::LastingSince(generation) => generation,
+        }
+    }
+
+    pub fn of_number(number: u64) -> Self {
+        match number {
+            0 => Self::Here,
+            u64::MAX => Self::LastingHere,
+            generation => Self::LastingSince(generation),
+        }
+    }
+}
+
+const _: () = assert!(ACTION_RESULT_LEN_MAX as u64 <= u32::MAX as u64, "an action's length leaves room for a tag");
+
 /// Bytes of a record's header.
 pub const HEADER_LEN: usize = 88;
 /// Records start at multiples of this.
@@ -105,8 +138,10 @@ pub struct Header {
     pub codec: Codec,
     /// Only of a large commit: the frames are pieces of one value of `codec`, to be joined by the reader.
     pub pieces: bool,
-    /// Bytes of content.
+    /// Bytes of content. Of a tomb: `TombOrder`, as a number.
     pub raw_len: u64,
+    /// Who stored the content, and when. It stays with the record wherever that is copied.
+    pub origin: Origin,
     /// Bytes of payload as it stands on disk.
     pub stored_len: u32,
     /// Checksum of those.
@@ -168,8 +203,13 @@ impl Header {
         out[7] = if self.pieces { PIECES } else { 0 };
         out[8..40].copy_from_slice(&self.key.hash.0);
         out[40..48].copy_from_slice(&self.key.size.to_le_bytes());
-        out[48..56].copy_from_slice(&self.raw_len.to_le_bytes());
+        let raw_len = match self.has_instance() {
+            true => self.raw_len | u64::from(self.origin.instance.0) << u32::BITS,
+            false => self.raw_len,
+        };
+        out[48..56].copy_from_slice(&raw_len.to_le_bytes());
         out[56..60].copy_from_slice(&self.stored_len.to_le_bytes());
+        out[60..64].copy_from_slice(&self.origin.stored_s.to_le_bytes());
         out[64..72].copy_from_slice(&place.generation.to_le_bytes());
         out[72..80].copy_from_slice(&self.payload_sum.to_le_bytes());
         let sum = sums.placed(place, &out[..80]);
@@ -207,15 +247,26 @@ impl Header {
         };
         let mut hash = [0u8; 32];
         hash.copy_from_slice(&bytes[8..40]);
-        Some(Self {
+        let mut header = Self {
             kind,
             key: Key { kind: space, hash: Hash(hash), size: u64_at(bytes, 40) },
             codec,
             pieces: bytes[7] & PIECES != 0,
             raw_len: u64_at(bytes, 48),
+            origin: Origin { stored_s: u32_at(bytes, 60), instance: InstanceTag::UNKNOWN },
             stored_len: u32_at(bytes, 56),
             payload_sum: u64_at(bytes, 72),
-        })
+        };
+        if header.has_instance() {
+            header.origin.instance = InstanceTag((header.raw_len >> u32::BITS) as u32);
+            header.raw_len &= u64::from(u32::MAX);
+        }
+        Some(header)
+    }
+
+    /// Only actions are stored by an instance, and only they are never so long that the length would need the space.
+    fn has_instance(&self) -> bool {
+        self.key.kind.is_action() && matches!(self.kind, RecordKind::Small | RecordKind::Large)
     }
 
     /// The payload behind the header at the start of `bytes`, if all of it is there and unharmed.
@@ -341,13 +392,15 @@ mod tests {
     use super::*;
 
     fn header() -> impl Strategy<Value = Header> {
-        (0..4usize, any::<bool>(), any::<bool>(), any::<[u8; 32]>(), any::<(u64, u64, u32, u64)>()).prop_map(
-            |(kind, action, zstd, hash, (size, raw_len, stored_len, payload_sum))| Header {
+        (0..4usize, any::<bool>(), any::<bool>(), any::<[u8; 32]>(), any::<(u64, u64, u32, u64, u32, u32)>()).prop_map(
+            |(kind, action, zstd, hash, (size, raw_len, stored_len, payload_sum, stored_s, instance))| Header {
                 kind: [RecordKind::Small, RecordKind::Large, RecordKind::Tomb, RecordKind::Ages][kind],
                 key: Key { kind: if action { Kind::Action } else { Kind::Cas }, hash: Hash(hash), size },
                 codec: if zstd { Codec::Zstd } else { Codec::Raw },
                 pieces: action && kind == 1,
-                raw_len,
+                // Of an action it is short: the tag stands beside it.
+                raw_len: if action && kind < 2 { raw_len >> 32 } else { raw_len },
+                origin: Origin { stored_s, instance: InstanceTag(if action && kind < 2 { instance } else { 0 }) },
                 stored_len,
                 payload_sum,
             },
@@ -405,6 +458,7 @@ mod tests {
             codec: Codec::Raw,
             pieces: false,
             raw_len: 5,
+            origin: Origin::default(),
             stored_len: 5,
             payload_sum: sums.payload(b"hello"),
         };

@@ -12,6 +12,7 @@ use crate::limits;
 use crate::pure::action_result::{InvalidField, needs_rewrite, validate, without_contents};
 use crate::pure::digest::Hash;
 use crate::pure::protobuf::Fields;
+use crate::pure::purge::InstanceTag;
 use crate::rt::join::map_bounded;
 use crate::store::{ActionKey, Encoding, Put, Store, StoreError};
 use crate::wire::reapi::{self, ActionResult, GetActionResultRequest, UpdateActionResultRequest};
@@ -57,7 +58,8 @@ pub async fn update_action_result<S: Store>(
     check_digest_function(request.digest_function)?;
     let key = action_key(services, &request.instance_name, request.action_digest.as_ref())?;
     let result = request.action_result.ok_or_else(|| Status::invalid("action_result: must be set"))?;
-    Ok(vec![store_result(&services.store, key, result, sent).await?])
+    let instance = InstanceTag::of(&request.instance_name);
+    Ok(vec![store_result(&services.store, key, instance, result, sent).await?])
 }
 
 /// Why a result was not stored.
@@ -91,10 +93,11 @@ impl From<StoreResultError> for Status {
 pub async fn store_serialized_result<S: Store>(
     store: &S,
     key: ActionKey,
+    instance: InstanceTag,
     data: Bytes,
 ) -> Result<Bytes, StoreResultError> {
     let result = ActionResult::decode(data.clone())?;
-    store_result(store, key, result, Some(data)).await
+    store_result(store, key, instance, result, Some(data)).await
 }
 
 /// Checks a result and stores it under `key`, its inline contents as blobs. `sent` is the result as it was serialized, if
@@ -102,6 +105,7 @@ pub async fn store_serialized_result<S: Store>(
 pub(super) async fn store_result<S: Store>(
     store: &S,
     key: ActionKey,
+    instance: InstanceTag,
     mut result: ActionResult,
     sent: Option<Bytes>,
 ) -> Result<Bytes, StoreResultError> {
@@ -122,7 +126,7 @@ pub(super) async fn store_result<S: Store>(
         outcome?;
     }
     let data = if data.is_empty() { Bytes::from_static(EXIT_CODE_0) } else { data.into() };
-    store.action_put(key, data.clone()).await?;
+    store.action_put(key, data.clone(), instance).await?;
     Ok(data)
 }
 

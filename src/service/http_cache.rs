@@ -14,6 +14,7 @@ use super::{CallContext, Services, Status, action_json};
 use crate::limits;
 use crate::pure::digest::{Digest, EMPTY, Hash};
 use crate::pure::http_cache::{Range, Space, Target, accepts_zstd, names_etag};
+use crate::pure::purge::InstanceTag;
 use crate::rt;
 use crate::rt::time::{self, Either};
 use crate::store::{
@@ -281,7 +282,8 @@ async fn put_action<S: Store>(
             (result.map_err(|error| Refusal::new(400, format!("the body is no ActionResult: {error}")))?, Some(data))
         }
     };
-    let stored = action_cache::store_result(&services.store, action_key(services, target), result, sent).await;
+    let (key, instance) = (action_key(services, target), InstanceTag::of(&target.instance));
+    let stored = action_cache::store_result(&services.store, key, instance, result, sent).await;
     stored.map_err(Status::from)?;
     Ok(PutOutcome::Stored)
 }
@@ -300,7 +302,8 @@ async fn put_raw<S: Store>(
         let stored = store_blob(services, &target.instance, digest, Encoding::Identity, data).await;
         stored.map_err(|error| refused(services, target, error))?;
     }
-    services.store.action_put(action_key(services, target), raw_result(digest)).await?;
+    let instance = InstanceTag::of(&target.instance);
+    services.store.action_put(action_key(services, target), raw_result(digest), instance).await?;
     Ok(PutOutcome::Stored)
 }
 

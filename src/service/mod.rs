@@ -12,6 +12,7 @@ pub mod cas;
 pub mod health;
 pub mod http_cache;
 mod inline;
+pub mod purge;
 pub mod reflection;
 pub mod refusal;
 pub mod reply;

@@ -3,8 +3,10 @@
 use bytes::Bytes;
 
 use super::disk::{Codec, Disk, DiskError, Found, Key, LargeBlob, LargeWriter};
+use super::purging::ActionCursor;
 use super::ram::Record;
 use crate::pure::digest::Hash;
+use crate::pure::purge::{Origin, Which};
 
 /// What a lookup found. All bytes of a small one have been checked; those of a large one are checked frame by frame.
 pub enum Stored<L> {
@@ -31,10 +33,16 @@ pub trait BlobDisk: Clone + 'static {
     async fn read(&self, key: &Key) -> Result<Option<Stored<Self::Large>>, DiskError>;
     /// Stores a small record, all of `stored` joined, and returns its version. An older one of the same key is replaced.
     async fn append(&self, key: &Key, codec: Codec, raw_len: u64, stored: &[&[u8]]) -> Result<u64, DiskError>;
+    /// Stores an action, as `append` does a raw record.
+    async fn append_action(&self, key: &Key, origin: Origin, data: &[u8]) -> Result<u64, DiskError>;
     /// Starts a large blob.
     async fn begin_large(&self, key: &Key) -> Result<Self::Writer, DiskError>;
     /// Drops a record, if it is still this version where one is given. True when something was dropped.
     async fn remove(&self, key: &Key, version: Option<u64>) -> Result<bool, DiskError>;
+    /// Removes keys, whatever their size, so that nothing brings them back. Says for each whether there was something.
+    async fn purge(&self, keys: &[Key]) -> Result<Vec<bool>, DiskError>;
+    /// The next actions of a walk over all that `which` covers, which may be none; `None` at the end.
+    async fn next_actions(&self, cursor: &mut ActionCursor, which: &Which) -> Option<Vec<Key>>;
     /// The record's bytes are those that were written but make no sense: drops and counts it.
     fn damaged(&self, key: &Key);
     /// Raw bytes of the largest blob that is accepted.
@@ -93,6 +101,7 @@ impl BlobDisk for Disk {
                 data: small.data,
                 version: small.version,
                 key_size: small.key_size,
+                origin: small.origin,
             }),
             Found::Large(large) => Stored::Large(large),
         }))
@@ -102,12 +111,24 @@ impl BlobDisk for Disk {
         Disk::append(self, key, codec, raw_len, stored).await
     }
 
+    async fn append_action(&self, key: &Key, origin: Origin, data: &[u8]) -> Result<u64, DiskError> {
+        Disk::append_action(self, key, origin, data).await
+    }
+
     async fn begin_large(&self, key: &Key) -> Result<LargeWriter, DiskError> {
         Disk::begin_large(self, key).await
     }
 
     async fn remove(&self, key: &Key, version: Option<u64>) -> Result<bool, DiskError> {
         Disk::remove(self, key, version).await
+    }
+
+    async fn purge(&self, keys: &[Key]) -> Result<Vec<bool>, DiskError> {
+        Disk::purge(self, keys).await
+    }
+
+    async fn next_actions(&self, cursor: &mut ActionCursor, which: &Which) -> Option<Vec<Key>> {
+        Disk::next_actions(self, cursor, which).await
     }
 
     fn damaged(&self, key: &Key) {

@@ -11,16 +11,19 @@ use super::large::Closing;
 pub use super::large::{FrameInfo, LargeBlob, LargeWriter};
 use super::log::{AppendError, Log, Record, Ticket, Urgency, Whereabouts};
 use super::pool::PoolPort;
+pub use super::purging::ActionCursor;
 use super::recover::{AGES_TAG, tomb_header};
 use crate::limits::{DISK_ALIGN, FRAME_LEN, SMALL_BLOB_LEN_MAX};
 use crate::metrics::Snapshot;
 use crate::pure::digest::Hash;
 use crate::pure::index::Word;
+use crate::pure::purge::{InstanceTag, Origin, Which};
 use crate::pure::recency::Ages;
 pub use crate::pure::record::{Codec, Key, Kind};
-use crate::pure::record::{Commit, HEADER_LEN, Header, Place, RECORD_ALIGN, RecordKind, log_len};
+use crate::pure::record::{Commit, HEADER_LEN, Header, Place, RECORD_ALIGN, RecordKind, TombOrder, log_len};
 use crate::rt::file::ReadBuf;
 use crate::rt::gate::Gate;
+use crate::rt::time::unix_seconds;
 
 /// When `append` and `commit` return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -62,6 +65,7 @@ pub struct Small {
     pub version: u64,
     /// The key's size as it was stored: for actions, the size of the action's digest.
     pub key_size: u64,
+    pub origin: Origin,
 }
 
 /// What went wrong on the disk. A miss is not an error.
@@ -194,6 +198,7 @@ impl Disk {
                         data,
                         version,
                         key_size: header.key.size,
+                        origin: header.origin,
                     })));
                 }
                 (Some((header, payload)), Some((held, _))) => {
@@ -249,11 +254,31 @@ impl Disk {
     /// Stores one record, replacing an older one of the same key, and returns its version. `stored` is the payload at
     /// rest, in pieces: of a CAS blob at most `SMALL_BLOB_LEN_MAX` bytes, of an action `ACTION_RESULT_LEN_MAX`.
     pub async fn append(&self, key: &Key, codec: Codec, raw_len: u64, stored: &[&[u8]]) -> Result<u64, DiskError> {
+        let origin = Origin::new(unix_seconds(), InstanceTag::UNKNOWN);
+        self.append_from(origin, key, codec, raw_len, stored).await
+    }
+
+    /// The same of an action, with its origin.
+    pub async fn append_action(&self, key: &Key, origin: Origin, data: &[u8]) -> Result<u64, DiskError> {
+        self.append_from(origin, key, Codec::Raw, data.len() as u64, &[data]).await
+    }
+
+    async fn append_from(
+        &self,
+        origin: Origin,
+        key: &Key,
+        codec: Codec,
+        raw_len: u64,
+        stored: &[&[u8]],
+    ) -> Result<u64, DiskError> {
         let (shard, tag) = self.locate(key)?;
         shard.wait_ready().await;
         let stored_len: usize = stored.iter().map(|piece| piece.len()).sum();
         if stored_len > SMALL_BLOB_LEN_MAX {
-            return self.append_pieces(&shard, tag, key, codec, raw_len, stored).await;
+            let whole = stored.concat();
+            return self
+                .append_pieces(&shard, tag, key, Closing { codec, raw_len, pieces: true, origin }, &whole)
+                .await;
         }
         let header = Header {
             kind: RecordKind::Small,
@@ -261,6 +286,7 @@ impl Disk {
             codec,
             pieces: false,
             raw_len,
+            origin,
             stored_len: stored_len as u32,
             payload_sum: match stored {
                 [whole] => self.0.sums.payload(whole),
@@ -268,7 +294,7 @@ impl Disk {
             },
         };
         let record = Record { header, tag, payload: stored, large: None };
-        if record.word(1).is_none() {
+        if record.word(1, 0).is_none() {
             return Err(DiskError::Io(format!("{stored_len} bytes at rest for a blob of {} bytes", key.size)));
         }
         let (mut version, mut old) = (0, None);
@@ -319,7 +345,7 @@ impl Disk {
             if same { state.forget(tag) } else { None }
         });
         let Some((_, held)) = gone else { return Ok(false) };
-        match self.0.append_tomb(&shard, tag, Urgency::Normal).await {
+        match self.0.append_tomb(&shard, tag, TombOrder::Here, Urgency::Normal).await {
             Ok(ticket) => {
                 held.iter().for_each(|held| held.release_after(&ticket));
                 self.0.acknowledge(&ticket).await?;
@@ -329,6 +355,17 @@ impl Disk {
             Err(error @ (AppendError::WritesFail | AppendError::Stopping)) => return Err(error.into_disk_error(0)),
         }
         Ok(true)
+    }
+
+    /// Removes keys, whatever their size, for good: once it returns they stay away also after a power cut. Says for each
+    /// whether there was something.
+    pub async fn purge(&self, keys: &[Key]) -> Result<Vec<bool>, DiskError> {
+        self.0.purge(keys).await
+    }
+
+    /// The next action results of this core that `which` covers, which may be none; `None` at the end.
+    pub async fn next_actions(&self, cursor: &mut ActionCursor, which: &Which) -> Option<Vec<Key>> {
+        self.0.next_actions(cursor, which).await
     }
 
     /// The caller found that the bytes of `key` make no sense (zstd refuses them): dropped and counted.
@@ -407,16 +444,14 @@ impl Disk {
         shard: &Rc<Shard>,
         tag: u64,
         key: &Key,
-        codec: Codec,
-        raw_len: u64,
-        stored: &[&[u8]],
+        closing: Closing,
+        whole: &[u8],
     ) -> Result<u64, DiskError> {
-        let whole = stored.concat();
         let mut writer = LargeWriter::new(&self.0, shard, *key, tag);
         for piece in whole.chunks(FRAME_LEN) {
             writer.push(Codec::Raw, piece).await?;
         }
-        writer.close(Closing { codec, raw_len, pieces: true }).await
+        writer.close(closing).await
     }
 }
 
@@ -432,8 +467,8 @@ async fn join(blob: LargeBlob, header: &Header, version: u64) -> Result<Found, D
         at += frames.len();
         frames.iter().for_each(|(_, piece)| data.extend_from_slice(piece));
     }
-    let (codec, raw_len, key_size) = (header.codec, header.raw_len, header.key.size);
-    Ok(Found::Small(Small { codec, raw_len, data: data.freeze(), version, key_size }))
+    let Header { codec, raw_len, key, origin, .. } = *header;
+    Ok(Found::Small(Small { codec, raw_len, data: data.freeze(), version, key_size: key.size, origin }))
 }
 
 impl AppendError {
@@ -449,7 +484,7 @@ impl AppendError {
 
 impl Core {
     /// What `take` makes of the record that `word` points to, if what is there now is one. `len` bytes are enough to read.
-    async fn fetch<T>(
+    pub(super) async fn fetch<T>(
         &self,
         shard: &Rc<Shard>,
         word: Word,
@@ -499,7 +534,7 @@ impl Core {
         let (core, shard) = (self.clone(), shard.clone());
         self.spawn(async move {
             // Without a tomb the next start finds it again, and a read drops it again.
-            if let Ok(ticket) = core.append_tomb(&shard, tag, Urgency::Normal).await {
+            if let Ok(ticket) = core.append_tomb(&shard, tag, TombOrder::Here, Urgency::Normal).await {
                 held.iter().for_each(|held| held.release_after(&ticket));
             }
         });
@@ -523,6 +558,7 @@ impl Core {
             codec: Codec::Raw,
             pieces: false,
             raw_len: payload.len() as u64,
+            origin: Origin::default(),
             stored_len: payload.len() as u32,
             payload_sum: self.sums.payload(payload),
         };
@@ -536,9 +572,10 @@ impl Core {
         self: &Rc<Self>,
         shard: &Rc<Shard>,
         tag: u64,
+        order: TombOrder,
         urgency: Urgency,
     ) -> Result<Ticket, AppendError> {
-        let record = Record { header: tomb_header(tag, &self.sums), tag, payload: &[], large: None };
+        let record = Record { header: tomb_header(tag, order, &self.sums), tag, payload: &[], large: None };
         // Why the check: a tomb behind a newer record of the same key would remove that one at the next start.
         self.append_record(shard, urgency, &record, |state| state.index.get(tag).is_none(), |_, _, _| {}).await
     }

@@ -422,10 +422,16 @@ impl Core {
         if self.ack == Ack::Buffered {
             return Ok(());
         }
-        if !ticket.wait().await {
-            return Err(DiskError::Io("the record could not be written".into()));
-        }
+        self.wait_written(ticket).await?;
         self.wait_durable(self.next_sync()).await
+    }
+
+    /// Waits until the record is on the disk, whatever `--ack` promises.
+    pub(super) async fn wait_written(&self, ticket: &Ticket) -> Result<(), DiskError> {
+        match ticket.wait().await {
+            true => Ok(()),
+            false => Err(DiskError::Io("the record could not be written".into())),
+        }
     }
 
     /// The number of the next sync to begin: what has been written until now is on stable storage when it has ended well.
@@ -438,8 +444,13 @@ impl Core {
     ///
     /// Limit: of records whose sync failed a later one that does not is believed.
     pub(super) async fn wait_durable(&self, sync: u64) -> Result<(), DiskError> {
-        let (syncs, sync) = (&self.syncs, sync.max(1));
-        while self.ack == Ack::Durable && syncs.ended.get() < sync {
+        if self.ack == Ack::Durable { self.wait_synced(sync.max(1)).await } else { Ok(()) }
+    }
+
+    /// Waits until the sync of this number, or a later one, has ended well, whatever `--ack` promises.
+    pub(super) async fn wait_synced(&self, sync: u64) -> Result<(), DiskError> {
+        let syncs = &self.syncs;
+        while syncs.ended.get() < sync {
             let done = syncs.done.wait();
             if syncs.failed.get() >= sync {
                 return Err(DiskError::Io("the record could not be synced".into()));

@@ -7,8 +7,10 @@ use bytes::Bytes;
 
 use super::blob_disk::{BlobDisk, FrameReader, FrameWriter, Stored};
 use super::disk::{Codec, DiskError, Key, Kind};
+use super::purging::ActionCursor;
 use super::ram::Record;
 use crate::pure::digest::Hash;
+use crate::pure::purge::{Origin, Which};
 use crate::rt;
 use crate::rt::local::Local;
 
@@ -124,11 +126,18 @@ impl BlobDisk for FakeDisk {
         }
         let version = self.with(|state| {
             state.versions += 1;
-            let record = Record { codec, raw_len, data, version: state.versions, key_size: key.size };
+            let origin = Origin::default();
+            let record = Record { codec, raw_len, data, version: state.versions, key_size: key.size, origin };
             state.small.insert(name(key), record);
             state.versions
         });
         self.turn().await;
+        Ok(version)
+    }
+
+    async fn append_action(&self, key: &Key, origin: Origin, data: &[u8]) -> Result<u64, DiskError> {
+        let version = self.append(key, Codec::Raw, data.len() as u64, &[data]).await?;
+        self.with(|state| state.small.get_mut(&name(key)).into_iter().for_each(|record| record.origin = origin));
         Ok(version)
     }
 
@@ -148,6 +157,30 @@ impl BlobDisk for FakeDisk {
             let same = |record: &Record| version.is_none_or(|version| record.version == version);
             state.small.get(&name(key)).is_some_and(same) && state.small.remove(&name(key)).is_some()
         }))
+    }
+
+    async fn purge(&self, keys: &[Key]) -> Result<Vec<bool>, DiskError> {
+        self.turn().await;
+        Ok(self.with(|state| {
+            let named = |key: &Key, known: &Key| known.kind == key.kind && known.hash == key.hash;
+            let purged = keys.iter().map(|key| {
+                let before = state.small.len() + state.large.len();
+                state.small.retain(|known, _| !named(key, known));
+                state.large.retain(|known, _| !named(key, known));
+                state.small.len() + state.large.len() < before
+            });
+            purged.collect()
+        }))
+    }
+
+    async fn next_actions(&self, cursor: &mut ActionCursor, which: &Which) -> Option<Vec<Key>> {
+        self.with(|state| {
+            let actions = || state.small.iter().filter(|(key, _)| key.kind.is_action());
+            // All of them at the first call, none at the next.
+            let first = std::mem::replace(&mut cursor.examined, actions().count() as u64) == 0;
+            let covered = || actions().filter(|(_, record)| which.covers(record.origin)).map(|(key, _)| *key);
+            Some(covered().collect::<Vec<_>>()).filter(|keys| first && !keys.is_empty())
+        })
     }
 
     fn damaged(&self, key: &Key) {

@@ -227,6 +227,19 @@ pub fn kept_size(dir: &Path) -> io::Result<Option<u64>> {
     Ok(kept.map(|superblock| (SUPER_LEN + volume_len(&superblock)).max(MAX_SIZE_MIN)))
 }
 
+/// Finds out whether `open_when_free` will be able to open a directory that another process uses, as far as can be known
+/// before that has ended, and with how many shards. Changes nothing.
+pub fn foresee(config: &DiskConfig) -> Result<u16, OpenError> {
+    let (dir, given) = (&config.dir, config.max_size_bytes);
+    check_size(given)?;
+    let before = read_super(dir, &dir.join("super"))?;
+    let after = Superblock { segments: fitting(dir, &before, given)?, ..before };
+    for (path, len) in data_files(dir, &after) {
+        check_room(dir, len.saturating_sub(must_be_file(&path)?.unwrap_or(0)), &path)?;
+    }
+    read_headers(dir, &before, true).map(|_| before.shards)
+}
+
 /// Opens a cache directory as it is, for tools: creates, changes and resizes nothing.
 pub fn open_as_is(dir: &Path) -> Result<Volume, OpenError> {
     let super_path = dir.join("super");
@@ -294,15 +307,20 @@ fn create(dir: &Path, max_size: u64) -> Result<Superblock, OpenError> {
     Ok(superblock)
 }
 
-/// Fits the volume to `max_size`. A growing one allocates first and then says so in `super`; a shrinking one the other way round.
-fn resize(dir: &Path, before: Superblock, max_size: u64) -> Result<Superblock, OpenError> {
+/// The segments of a volume that is to take `max_size` bytes.
+fn fitting(dir: &Path, before: &Superblock, max_size: u64) -> Result<u32, OpenError> {
     let segments = (max_size - SUPER_LEN) / u64::from(before.segment_len);
     let segments_min = u64::from(before.shards) * SEGMENTS_PER_SHARD_MIN;
     if segments < segments_min {
         let min = SUPER_LEN + segments_min * u64::from(before.segment_len);
         return Err(OpenError::ShrinksTooFar { dir: dir.into(), given: max_size, shards: before.shards, min });
     }
-    let after = Superblock { segments: segments as u32, counter: before.counter + 1, ..before };
+    Ok(segments as u32)
+}
+
+/// Fits the volume to `max_size`. A growing one allocates first and then says so in `super`; a shrinking one the other way round.
+fn resize(dir: &Path, before: Superblock, max_size: u64) -> Result<Superblock, OpenError> {
+    let after = Superblock { segments: fitting(dir, &before, max_size)?, counter: before.counter + 1, ..before };
     if after.segments < before.segments {
         write_super(dir, &after)?;
     }

@@ -13,10 +13,12 @@ use crate::limits::{
     CHUNK_LEN, CHUNKS_AHEAD, DISK_ALIGN, FRAME_LEN, LARGE_READ_LEN_MAX, STAGE_CHUNKS, STAGE_CHUNKS_MIN,
 };
 use crate::pure::eviction::Outcome;
+use crate::pure::purge::{InstanceTag, Origin};
 use crate::pure::record::{Codec, Commit, Frame, Header, RECORD_ALIGN, RecordKind, Run, commit_len, log_len};
 use crate::pure::segment::{Class, HEAD_LEN, LargeEntry, SegmentHeader};
 use crate::rt::file::DiskBuf;
 use crate::rt::local::Event;
+use crate::rt::time::unix_seconds;
 
 /// A large blob being written: frame by frame, each of `FRAME_LEN` raw bytes but the last. Dropping it before `commit`
 /// gives its space back.
@@ -61,6 +63,7 @@ pub(super) struct Closing {
     pub(super) codec: Codec,
     pub(super) raw_len: u64,
     pub(super) pieces: bool,
+    pub(super) origin: Origin,
 }
 
 impl LargeWriter {
@@ -109,7 +112,8 @@ impl LargeWriter {
             return Err(DiskError::Io(format!("a blob of {} bytes has {frames} frames, not {got}", self.key.size)));
         }
         let raw_len = self.key.size;
-        self.close(Closing { codec: Codec::Raw, raw_len, pieces: false }).await
+        let origin = Origin::new(unix_seconds(), InstanceTag::UNKNOWN);
+        self.close(Closing { codec: Codec::Raw, raw_len, pieces: false, origin }).await
     }
 
     pub(super) async fn close(mut self, closing: Closing) -> Result<u64, DiskError> {
@@ -128,6 +132,7 @@ impl LargeWriter {
             codec: closing.codec,
             pieces: closing.pieces,
             raw_len: closing.raw_len,
+            origin: closing.origin,
             stored_len: payload.len() as u32,
             payload_sum: self.core.sums.payload(&payload),
         };

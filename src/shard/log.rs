@@ -11,9 +11,9 @@ use std::rc::Rc;
 use super::disk::Ack;
 use super::engine::{Core, Shard, ShardState};
 use crate::limits::DISK_ALIGN;
-use crate::pure::eviction::Lease;
+use crate::pure::eviction::{Lease, Outcome};
 use crate::pure::index::Word;
-use crate::pure::record::{HEADER_LEN, Header, Place, RECORD_ALIGN, RecordKind};
+use crate::pure::record::{HEADER_LEN, Header, Place, RECORD_ALIGN, RecordKind, TombOrder};
 use crate::pure::segment::{Class, Footer, FooterEntry, HEAD_LEN, LargeEntry, Layout, SegmentHeader};
 use crate::pure::shard_map::ShardId;
 use crate::rt::file::DiskBuf;
@@ -102,6 +102,8 @@ pub(super) struct Log {
     asked: bool,
     /// How often the pool had no segment.
     refusals: u64,
+    /// The generation of the segment that was opened last.
+    opened: u64,
     flights: Vec<Flight>,
     /// Segments whose footer is still to be written.
     sealing: Vec<u32>,
@@ -178,6 +180,10 @@ impl Ticket {
         self.0.written.get().is_some()
     }
 
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+
     /// True when it was written.
     pub(super) async fn wait(&self) -> bool {
         loop {
@@ -196,13 +202,24 @@ impl Ticket {
 }
 
 impl Record<'_> {
-    /// What index and footer say of the record at `location`. `None` when its length is beyond what they can say.
-    pub(super) fn word(&self, location: u64) -> Option<Word> {
+    /// What index and footer say of the record at `location`, in a segment of this generation. `None` when its length is
+    /// beyond what they can say.
+    pub(super) fn word(&self, location: u64, generation: u64) -> Option<Word> {
         match self.header.kind {
             RecordKind::Small => Word::small(location, &self.header.key, self.header.record_len() as u64),
             RecordKind::Large => Some(Word::large(location, &self.header.key)),
-            RecordKind::Tomb | RecordKind::Ages => Some(Word::tomb(location)),
+            RecordKind::Tomb => Some(tomb_word(&self.header, location, generation)),
+            RecordKind::Ages => Some(Word::tomb(location)),
         }
+    }
+}
+
+/// What a footer says of a tomb in a segment of this generation.
+pub(super) fn tomb_word(header: &Header, location: u64, generation: u64) -> Word {
+    match TombOrder::of_number(header.raw_len) {
+        TombOrder::Here => Word::tomb(location),
+        TombOrder::LastingHere => Word::lasting_tomb(location, 0),
+        TombOrder::LastingSince(since) => Word::lasting_tomb(location, generation.saturating_sub(since)),
     }
 }
 
@@ -253,6 +270,7 @@ impl Log {
     /// Resumes the segment that was open before the restart.
     pub(super) fn resume(&mut self, open: OpenSegment) {
         assert!(self.open.is_none(), "a segment is open already");
+        self.opened = open.generation;
         self.open = Some(open);
     }
 
@@ -319,6 +337,40 @@ impl Log {
         Copying { _counted: self.copying.clone() }
     }
 
+    /// The segment to be filled next, and whether it was leased for a reclaim.
+    fn next_lease(&mut self, may_reserved: bool) -> Option<(Lease, bool)> {
+        let reserved = if may_reserved { self.reserved.pop_front() } else { None };
+        let for_reclaim = reserved.is_some();
+        let mut lease = reserved.or_else(|| self.leases.pop_front())?;
+        // Why: a start replays segments in the order of their generations, so they are filled in it.
+        for later in self.leases.iter_mut().chain(&mut self.reserved) {
+            if later.generation < lease.generation {
+                std::mem::swap(&mut later.generation, &mut lease.generation);
+            }
+        }
+        self.opened = lease.generation;
+        Some((lease, for_reclaim))
+    }
+
+    /// Keeps a lease for later. False when one that was made after it is being filled already: it came too late.
+    fn keep_lease(&mut self, lease: Lease, is_reserved: bool) -> bool {
+        let is_late = lease.generation < self.opened;
+        if !is_late {
+            let queue = if is_reserved { &mut self.reserved } else { &mut self.leases };
+            queue.push_back(lease);
+        }
+        !is_late
+    }
+
+    fn is_open(&self, segment: u32) -> bool {
+        self.open.as_ref().is_some_and(|open| open.segment == segment)
+    }
+
+    /// The entries of the segment that is being filled, if it is this one.
+    pub(super) fn open_entries(&self, segment: u32) -> Option<&[FooterEntry]> {
+        self.open.as_ref().filter(|open| open.segment == segment).map(|open| &open.footer.entries[..])
+    }
+
     fn is_copying(&self) -> bool {
         Rc::strong_count(&self.copying) > 1
     }
@@ -379,7 +431,7 @@ impl Core {
                 Attempt::Busy => changed.await,
                 Attempt::NeedsLease if urgency == Urgency::Reclaim => {
                     let lease = self.lease_for_reclaim(shard.id, Class::Log).await.ok_or(AppendError::NoSegment)?;
-                    shard.state.with(|state| state.log.reserved.push_back(lease));
+                    self.take_lease(shard, lease, true);
                 }
                 Attempt::NeedsLease => {
                     if shard.state.with(|state| state.log.refusals) != refusals {
@@ -419,9 +471,7 @@ impl Core {
         }
         if log.open.is_none() {
             let may_reserved = urgency == Urgency::Reclaim || !log.is_copying();
-            let reserved = if may_reserved { log.reserved.pop_front() } else { None };
-            let for_reclaim = reserved.is_some();
-            let Some(lease) = reserved.or_else(|| log.leases.pop_front()) else { return Attempt::NeedsLease };
+            let Some((lease, for_reclaim)) = log.next_lease(may_reserved) else { return Attempt::NeedsLease };
             state.generations.insert(lease.segment, lease.generation);
             let open = OpenSegment::new(lease.segment, lease.generation, 0, Footer::default(), 0);
             log.open = Some(OpenSegment { for_reclaim, ..open });
@@ -437,7 +487,9 @@ impl Core {
         let mut fill = open.fill.take().unwrap_or_else(|| self.start_fill(shard, open, len));
         let offset = fill.start + fill.used as u32;
         let place = Place { position: layout.position(open.segment, offset), generation: open.generation };
-        let word = record.word(place.position / RECORD_ALIGN as u64).expect("checked by whoever made the record");
+        let word = record
+            .word(place.position / RECORD_ALIGN as u64, place.generation)
+            .expect("checked by whoever made the record");
         let space = &mut fill.buf.bytes_mut()[fill.used..fill.used + len];
         let mut at = HEADER_LEN;
         space[..at].copy_from_slice(&record.header.encode(&self.sums, place));
@@ -497,13 +549,24 @@ impl Core {
             let lease = core.lease(shard.id, Class::Log).await;
             shard.state.with(|state| {
                 state.log.asked = false;
-                match lease {
-                    Some(lease) => state.log.leases.push_back(lease),
-                    None => state.log.refusals += 1,
-                }
+                state.log.refusals += u64::from(lease.is_none());
             });
+            lease.into_iter().for_each(|lease| core.take_lease(&shard, lease, false));
             shard.changed.notify();
         });
+    }
+
+    /// Keeps a lease for later. One that came too late goes back.
+    fn take_lease(self: &Rc<Self>, shard: &Rc<Shard>, lease: Lease, is_reserved: bool) {
+        if !shard.state.with(|state| state.log.keep_lease(lease, is_reserved)) {
+            self.return_segment(lease.segment, Outcome::Freed);
+        }
+    }
+
+    /// Waits until nothing of the segment is on its way to the disk. False when it is still being filled.
+    pub(super) async fn wait_sealed(&self, shard: &Rc<Shard>, segment: u32) -> bool {
+        self.wait_for_log(shard, |log| log.is_open(segment) || !log.is_busy(segment)).await;
+        shard.state.with(|state| !state.log.is_open(segment))
     }
 
     fn spawn_flush(self: &Rc<Self>, shard: &Rc<Shard>, flush: Flush) {
@@ -621,3 +684,6 @@ impl Core {
         let _ = self.write(self.layout.position(segment, self.layout.segment_len - len as u32), buf, len).await;
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,6 +21,10 @@ mod meters;
 mod object;
 pub mod pool;
 pub mod protocol;
+pub mod purge;
+#[cfg(test)]
+mod purge_tests;
+mod purging;
 pub mod ram;
 pub mod read;
 mod read_through;
@@ -29,6 +33,7 @@ pub mod recover;
 mod rescue;
 pub mod router;
 pub mod session;
+pub mod standing;
 #[cfg(test)]
 mod tests;
 pub mod upload;

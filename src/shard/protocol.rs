@@ -7,11 +7,12 @@ use bytes::Bytes;
 use super::upload::UploadHandle;
 use crate::pure::admission;
 use crate::pure::digest::{Digest, Hash};
+use crate::pure::purge::InstanceTag;
 use crate::pure::scope::Scope;
 use crate::rt::channel::ReplyTo;
 use crate::store::{
-    ActionEntry, ActionKey, Blob, Get, Opened, Purpose, Put, PutOutcome, StoreError, UploadEnd, UploadKey,
-    UploadStatus, Wanted,
+    ActionEntry, ActionKey, Blob, Get, Opened, Purge, Purged, Purpose, Put, PutOutcome, StoreError, UploadEnd,
+    UploadKey, UploadStatus, Wanted,
 };
 
 /// A request, and whose blobs it is about.
@@ -63,12 +64,18 @@ pub enum Request {
     ActionPut {
         key: ActionKey,
         data: Bytes,
+        instance: InstanceTag,
         reply: ReplyTo<Result<(), StoreError>>,
     },
     ActionDrop {
         key: ActionKey,
         version: u64,
         reply: ReplyTo<Result<(), StoreError>>,
+    },
+    /// Answered when it is done, which takes as long as it takes.
+    Purge {
+        purge: Purge,
+        reply: ReplyTo<Result<Purged, StoreError>>,
     },
     /// Write slots change hands. No answer, so that it is no request in the sense of the invariant.
     Slots(admission::Message),

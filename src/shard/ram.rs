@@ -8,6 +8,7 @@ use bytes::Bytes;
 use super::disk::{Codec, Key, Kind};
 use crate::limits::RAM_RECORD_LEN_MAX;
 use crate::pure::digest::Hash;
+use crate::pure::purge::Origin;
 
 /// What an entry costs besides its payload, in bytes: slot, table entry at its worst load, and two allocations.
 pub const ENTRY_OVERHEAD: usize = 384;
@@ -39,6 +40,7 @@ pub struct Record {
     pub version: u64,
     /// The size in the key that it was stored under; 0 for an action stored without one.
     pub key_size: u64,
+    pub origin: Origin,
 }
 
 struct Slot {
@@ -211,7 +213,7 @@ mod tests {
 
     fn record(key: &Key, len: usize, version: u64) -> Record {
         let data = own(&[vec![version as u8; len]]);
-        Record { codec: Codec::Raw, raw_len: len as u64, data, version, key_size: key.size }
+        Record { codec: Codec::Raw, raw_len: len as u64, data, version, key_size: key.size, origin: Origin::default() }
     }
 
     proptest! {

@@ -47,6 +47,17 @@ impl Flights {
         Self { by_name: Local::new(FxHashMap::default()), permits, waiting: Rc::default() }
     }
 
+    /// Ends the flights that `which` names; their readers find a miss.
+    pub fn doom(&self, which: impl Fn(&Upload) -> bool) {
+        let flights = self.by_name.with(|by_name| {
+            by_name.iter().filter(|(name, _)| which(name)).map(|(_, flight)| flight.clone()).collect::<Vec<_>>()
+        });
+        for flight in flights {
+            flight.is_doomed.set(true);
+            flight.doomed.notify();
+        }
+    }
+
     fn wait(&self) -> Option<Waiting> {
         let waiting = self.waiting.get();
         (waiting < BACKEND_WAITING_MAX).then(|| {
@@ -71,6 +82,9 @@ struct Flight {
     foremost: Cell<u64>,
     /// Of a blob that was asked for by its hash alone: its size, once the object has said it.
     size: Cell<Option<u64>>,
+    /// It must not land: what it brings has been purged.
+    is_doomed: Cell<bool>,
+    doomed: Event,
 }
 
 impl Flight {
@@ -81,6 +95,18 @@ impl Flight {
             readers: Cell::new(0),
             foremost: Cell::new(0),
             size: Cell::new(None),
+            is_doomed: Cell::new(false),
+            doomed: Event::default(),
+        }
+    }
+
+    async fn doomed(&self) {
+        loop {
+            let doomed = self.doomed.wait();
+            if self.is_doomed.get() {
+                return;
+            }
+            doomed.await;
         }
     }
 
@@ -335,9 +361,9 @@ impl<D: BlobDisk> Worker<D> {
                 ObjectKind::Action => self.fly_action(&name, flight, body).await,
             }
         });
-        let landing = match rt::time::race(flown, backend.stopped()).await {
+        let landing = match rt::time::race(flown, rt::time::race(backend.stopped(), flight.doomed())).await {
             rt::time::Either::Left(landing) => landing,
-            rt::time::Either::Right(()) => Landing::Broken,
+            rt::time::Either::Right(_) => Landing::Broken,
         };
         let phase = match landing {
             Landing::Landed => Phase::Landed,
@@ -460,6 +486,11 @@ impl<D: BlobDisk> Worker<D> {
 
     async fn fly_action(&self, name: &Upload, flight: &Flight, mut incoming: Incoming) -> Landing {
         let digest = name.digest;
+        let origin = incoming.body.origin();
+        if self.is_purged(origin) {
+            incoming.body.ended_well();
+            return Landing::Missed;
+        }
         flight.enter(Phase::Streaming);
         let mut data = Vec::new();
         loop {
@@ -477,7 +508,7 @@ impl<D: BlobDisk> Worker<D> {
         }
         incoming.body.ended_well();
         let key = ActionKey { hash: digest.hash, size: Some(digest.size).filter(|&size| size > 0) };
-        match self.action_put_here(key, data.into()).await {
+        match self.action_put_here(key, data.into(), origin).await {
             Ok(()) => Landing::Landed,
             Err(error) => Landing::NotStored(error),
         }
@@ -589,6 +620,7 @@ fn landing_of(error: StoreError) -> Landing {
         | StoreError::Yielded
         | StoreError::Lost { .. }
         | StoreError::Disk(_)
+        | StoreError::NotPurged { .. }
         | StoreError::Stopping => Landing::NotStored(error),
     }
 }

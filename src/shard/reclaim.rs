@@ -9,9 +9,10 @@ use crate::limits::{CHUNK_LEN, DISK_ALIGN};
 use crate::pure::eviction::{Order, Outcome, SEGMENT_PARTS};
 use crate::pure::index::Word;
 use crate::pure::recency::{Aged, Epoch, Verdict, judge};
-use crate::pure::record::{Header, Place, RECORD_ALIGN};
-use crate::pure::segment::LargeEntry;
+use crate::pure::record::{Header, Place, RECORD_ALIGN, TombOrder};
+use crate::pure::segment::{HEAD_LEN, LargeEntry};
 use crate::rt::channel::Receiver;
+use crate::rt::file::DiskBuf;
 use crate::rt::time::now;
 
 /// The most that is read of a segment at a time, in bytes (one record may be longer).
@@ -28,6 +29,8 @@ struct Live {
     start: u32,
     end: u32,
     aged: Aged,
+    /// A lasting tomb. It counts as long as there is an older segment, and the index does not know it.
+    is_tomb: bool,
 }
 
 /// Carries out the pool's orders, each in a task of its own.
@@ -78,7 +81,7 @@ impl Core {
     }
 
     async fn reclaim_log(self: &Rc<Self>, shard: &Rc<Shard>, order: Order, generation: u64) -> Outcome {
-        let live = self.list_live(shard, order, generation).await;
+        let (live, has_lasting) = self.list_live(shard, order, generation).await;
         let aged: Vec<Aged> = live.iter().map(|live| live.aged).collect();
         match judge(&aged, self.layout.segment_len, order.cutoff) {
             Verdict::Empty => {}
@@ -92,37 +95,59 @@ impl Core {
         let copied = self.copy_all(shard, order, generation, &survivors).await;
         drop(copying);
         shard.changed.notify();
-        if !copied {
+        if !copied || !self.erase(order.segment, has_lasting).await {
             return Outcome::Pinned;
         }
         shard.state.with(|state| state.generations.remove(&order.segment));
         Outcome::Freed
     }
 
-    /// The records of a log segment that the index points to.
-    async fn list_live(self: &Rc<Self>, shard: &Rc<Shard>, order: Order, generation: u64) -> Vec<Live> {
+    /// Takes the header of a log segment away, so that a start does not find what stands in it. False when that failed.
+    ///
+    /// Why: until it is used again its records would come back, also those whose tombs have gone since.
+    async fn erase(&self, segment: u32, has_lasting: bool) -> bool {
+        // Why first: the erasure of older segments whose tombs stand here must not come later.
+        if has_lasting {
+            self.sync().await;
+        }
+        let mut blank = DiskBuf::new(HEAD_LEN as usize);
+        blank.bytes_mut().fill(0);
+        self.write(self.layout.position(segment, 0), blank, HEAD_LEN as usize).await.is_ok()
+    }
+
+    /// The records of a log segment that the index points to, and its lasting tombs that still count.
+    ///
+    /// Also whether it has any lasting tombs.
+    async fn list_live(self: &Rc<Self>, shard: &Rc<Shard>, order: Order, generation: u64) -> (Vec<Live>, bool) {
         let listed = self.load_log(shard.id, order.segment, generation, u32::MAX).await;
         let entries = &listed.footer.entries;
         let ends = entries.iter().skip(1).map(|entry| self.offset_of(entry.word)).chain([listed.tail]);
-        let mut live = Vec::new();
+        let (mut live, mut has_lasting) = (Vec::new(), false);
         shard.state.with(|state| {
+            let others = state.generations.iter().filter(|(segment, _)| **segment != order.segment);
+            let oldest_other = others.map(|(_, generation)| *generation).min();
             for (entry, end) in entries.iter().zip(ends) {
                 let Some(word) = Word::from_bits(entry.word) else { continue };
-                // All that a tomb removed was older, and is gone.
+                let (start, location) = (self.offset_of(entry.word), word.location());
+                let len = end.saturating_sub(start);
                 if word.is_tomb() {
+                    let since = word.lasting().map(|ago| generation.saturating_sub(ago));
+                    has_lasting |= since.is_some();
+                    if oldest_other.is_some_and(|oldest| since.is_some_and(|since| oldest < since)) {
+                        let aged = Aged { epoch: None, len };
+                        live.push(Live { tag: entry.tag, location, start, end, aged, is_tomb: true });
+                    }
                     continue;
                 }
-                let (start, location) = (self.offset_of(entry.word), word.location());
                 let Some(now) = state.index.get(entry.tag).filter(|now| now.location() == location) else { continue };
                 let used = now.used(order.now).no_older(order.now);
                 state.index.touch(entry.tag, used);
                 // A large blob's commit is always kept: the blob lives and dies with its chunks.
                 let epoch = if now.is_large() { None } else { Some(used) };
-                let aged = Aged { epoch, len: end.saturating_sub(start) };
-                live.push(Live { tag: entry.tag, location, start, end, aged });
+                live.push(Live { tag: entry.tag, location, start, end, aged: Aged { epoch, len }, is_tomb: false });
             }
         });
-        live
+        (live, has_lasting)
     }
 
     /// Evicts an entry, unless it has been moved or replaced.
@@ -185,7 +210,11 @@ impl Core {
                 self.drop_damaged(shard, tag, location);
                 continue;
             };
-            match self.copy_forward(shard, tag, location, header, payload).await {
+            let copied = match survivor.is_tomb {
+                true => self.append_tomb_again(shard, header, generation, true).await,
+                false => self.copy_forward(shard, tag, location, header, payload).await,
+            };
+            match copied {
                 Ok(ticket) => {
                     tickets.push(ticket);
                     self.count(|stats| {
@@ -194,7 +223,7 @@ impl Core {
                     });
                 }
                 Err(AppendError::Refused) => {}
-                Err(AppendError::NoSegment | AppendError::WritesFail) if order.force => {
+                Err(AppendError::NoSegment | AppendError::WritesFail) if order.force && !survivor.is_tomb => {
                     self.evict(shard, survivor);
                 }
                 Err(AppendError::NoSegment | AppendError::WritesFail | AppendError::Stopping) => return false,
@@ -243,7 +272,7 @@ impl Core {
             self.count(|stats| stats.evicted_entries += 1);
             let chunks: u64 = held.iter().flat_map(|held| &held.runs).map(|run| u64::from(run.count)).sum();
             self.meters.evicted(chunks * CHUNK_LEN as u64, word.used(order.now).no_older(order.now), now());
-            if let Ok(ticket) = self.append_tomb(shard, tag, Urgency::Reclaim).await {
+            if let Ok(ticket) = self.append_tomb(shard, tag, TombOrder::Here, Urgency::Reclaim).await {
                 held.iter().for_each(|held| held.release_after(&ticket));
                 last = Some(ticket);
             }

@@ -5,14 +5,15 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use super::engine::{Core, Held, LargeRef, Shard};
-use super::log::OpenSegment;
+use super::log::{OpenSegment, tomb_word};
 use crate::limits::DISK_ALIGN;
 use crate::pure::digest::Hash;
 use crate::pure::eviction::Outcome;
 use crate::pure::index::{Index, Word, tag};
+use crate::pure::purge::Origin;
 use crate::pure::recency::{Ages, Epoch};
 use crate::pure::record::{
-    Checksums, Codec, Commit, HEADER_LEN, Header, Key, Kind, Place, RECORD_ALIGN, RecordKind, may_start,
+    Checksums, Codec, Commit, HEADER_LEN, Header, Key, Kind, Place, RECORD_ALIGN, RecordKind, TombOrder, may_start,
 };
 use crate::pure::segment::{
     Class, Footer, FooterEntry, HEAD_LEN, LargeEntry, Layout, SegmentHeader, TRAILER_LEN, Trailer,
@@ -123,7 +124,8 @@ impl Core {
             shard.state.with(|state| {
                 state.generations.insert(segment, generation);
                 state.index.make_room(listed.footer.entries.len());
-                replay(&listed.footer, written, &mut state.index, &mut large, &mut commits);
+                let among = Among { layout: self.layout, generation, generations: &state.generations };
+                replay(&listed.footer, written, among, &mut state.index, &mut large, &mut commits);
             });
             // The ages that a clean end wrote are the last in the log.
             let last = listed.footer.entries.last().filter(|last| last.tag == AGES_TAG);
@@ -290,7 +292,7 @@ impl<B: Blocks> LogReader<'_, B> {
         let location = place.position / RECORD_ALIGN as u64;
         let own_tag = || tag(self.sums.key, header.key.kind, &header.key.hash);
         let (tag, word, large) = match header.kind {
-            RecordKind::Tomb => (tomb_tag(header), Word::tomb(location), None),
+            RecordKind::Tomb => (tomb_tag(header), tomb_word(header, location, place.generation), None),
             RecordKind::Small => (own_tag(), Word::small(location, &header.key, header.record_len() as u64)?, None),
             RecordKind::Ages => (AGES_TAG, Word::tomb(location), None),
             RecordKind::Large => {
@@ -303,7 +305,7 @@ impl<B: Blocks> LogReader<'_, B> {
 }
 
 /// The header of a record that removes `tag`, which stands in the place of the hash.
-pub fn tomb_header(tag: u64, sums: &Checksums) -> Header {
+pub fn tomb_header(tag: u64, order: TombOrder, sums: &Checksums) -> Header {
     let mut hash = [0u8; 32];
     hash[..8].copy_from_slice(&tag.to_le_bytes());
     Header {
@@ -311,7 +313,8 @@ pub fn tomb_header(tag: u64, sums: &Checksums) -> Header {
         key: Key { kind: Kind::Cas, hash: Hash(hash), size: 0 },
         codec: Codec::Raw,
         pieces: false,
-        raw_len: 0,
+        raw_len: order.number(),
+        origin: Origin::default(),
         stored_len: 0,
         payload_sum: sums.payload(&[]),
     }
@@ -332,12 +335,31 @@ pub struct Written {
     pub until: Epoch,
 }
 
+/// A log segment among those of its shard that are older.
+#[derive(Clone, Copy)]
+pub struct Among<'a> {
+    pub layout: Layout,
+    pub generation: u64,
+    /// By segment.
+    pub generations: &'a HashMap<u32, u64>,
+}
+
+impl Among<'_> {
+    /// Whether a tomb that first stood so many generations before this segment removes the record that `word` points to.
+    fn is_buried(&self, word: Word, generations_ago: u64) -> bool {
+        let (segment, _) = self.layout.split(word.location() * RECORD_ALIGN as u64);
+        let since = self.generation.saturating_sub(generations_ago);
+        self.generations.get(&segment).is_some_and(|generation| *generation < since)
+    }
+}
+
 /// Applies a segment's entries to the index, in log order. Without better knowledge an entry counts as last used when it
 /// was written, a small one at the latest time that this can have been. `large` gathers what the last commits say, numbered by
 /// `commits`.
 pub fn replay(
     footer: &Footer,
     written: Written,
+    among: Among<'_>,
     index: &mut Index,
     large: &mut HashMap<u64, (usize, LargeEntry)>,
     commits: &mut usize,
@@ -351,6 +373,12 @@ pub fn replay(
             index.insert(entry.tag, word.used_in(written.since));
             large.insert(entry.tag, (*commits, detail.clone()));
         } else {
+            // Why: the copy of a tomb stands behind what was stored after the tomb.
+            if let Some(ago) = word.lasting().filter(|ago| *ago > 0)
+                && !index.get(entry.tag).is_some_and(|word| among.is_buried(word, ago))
+            {
+                continue;
+            }
             // Why the test: most shards have far fewer large blobs than records, and a keyed hash costs as much as the rest.
             if !large.is_empty() {
                 large.remove(&entry.tag);

@@ -3,8 +3,7 @@
 use std::rc::Rc;
 
 use super::engine::{Core, Shard};
-use super::log::{AppendError, Ticket, Unwritten, Urgency};
-use super::recover::tomb_tag;
+use super::log::{AppendError, Ticket, Unwritten};
 use crate::pure::index::tag;
 use crate::pure::record::{Header, Place, RECORD_ALIGN, RecordKind};
 
@@ -61,7 +60,7 @@ impl Core {
         let header = Header::decode(bytes, &self.sums, place)?;
         let payload = header.payload(bytes, &self.sums)?;
         let appended = match header.kind {
-            RecordKind::Tomb => self.append_tomb(shard, tomb_tag(&header), Urgency::Reclaim).await,
+            RecordKind::Tomb => self.append_tomb_again(shard, header, place.generation, false).await,
             // Ages that are lost cost nothing but the order of evictions.
             RecordKind::Ages => Err(AppendError::Refused),
             RecordKind::Small | RecordKind::Large => {

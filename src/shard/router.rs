@@ -13,6 +13,7 @@ use crate::limits::{ROUTER_QUEUE_LEN, ROUTER_REQUESTS_MAX};
 use crate::metrics::{Counter, Metric, Snapshot};
 use crate::pure::batch;
 use crate::pure::digest::{Digest, Hash};
+use crate::pure::purge::{InstanceTag, Which};
 use crate::pure::scope::Scope;
 use crate::pure::shard_map::{CoreId, ShardMap};
 use crate::rt;
@@ -21,8 +22,8 @@ use crate::rt::gate::Gate;
 use crate::rt::local::Event;
 use crate::rt::time::{Either, race};
 use crate::store::{
-    ActionEntry, ActionKey, Blob, Get, Opened, Purpose, Put, PutOutcome, Store, StoreError, UploadKey, UploadStatus,
-    Wanted,
+    ActionEntry, ActionKey, Blob, Get, Opened, Purge, Purged, Purpose, Put, PutOutcome, Store, StoreError, UploadKey,
+    UploadStatus, Wanted,
 };
 
 /// One core's end of the mesh, made before the cores start and handed to its core.
@@ -122,6 +123,25 @@ impl<D: BlobDisk> Router<D> {
         }
         Ok(batch::join(order, answers).expect("the worker answers each digest once"))
     }
+
+    /// Lets the purge stand, then has every core carry it out.
+    async fn purge_everywhere(&self, which: Which) -> Result<Purged, StoreError> {
+        let noted = self.worker.standing().add(which).await;
+        noted.map_err(|error| StoreError::Disk(format!("the purge could not be noted: {error}")))?;
+        let purge = Purge::Actions(which);
+        let mut replies = Vec::new();
+        let here = usize::from(self.inner.here.0);
+        for (_, lane) in self.inner.lanes.iter().enumerate().filter(|(core, _)| *core != here) {
+            replies.push(lane.post(self.worker.scope(), |reply| Request::Purge { purge, reply }).await?);
+        }
+        let mut all = self.worker.purge(purge).await?;
+        for reply in replies {
+            let Purged { examined, purged } = reply.recv().await.map_err(|_| StoreError::Stopping)??;
+            all.examined += examined;
+            all.purged += purged;
+        }
+        Ok(all)
+    }
 }
 
 impl<D: BlobDisk> Store for Router<D> {
@@ -216,10 +236,12 @@ impl<D: BlobDisk> Store for Router<D> {
         }
     }
 
-    async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError> {
+    async fn action_put(&self, key: ActionKey, data: Bytes, instance: InstanceTag) -> Result<(), StoreError> {
         match self.lane(&key.hash) {
-            None => self.worker.action_put(key, data).await,
-            Some(lane) => lane.ask(self.worker.scope(), |reply| Request::ActionPut { key, data, reply }).await,
+            None => self.worker.action_put(key, data, instance).await,
+            Some(lane) => {
+                lane.ask(self.worker.scope(), |reply| Request::ActionPut { key, data, instance, reply }).await
+            }
         }
     }
 
@@ -227,6 +249,20 @@ impl<D: BlobDisk> Store for Router<D> {
         match self.lane(&key.hash) {
             None => self.worker.action_drop(key, version).await,
             Some(lane) => lane.ask(self.worker.scope(), |reply| Request::ActionDrop { key, version, reply }).await,
+        }
+    }
+
+    async fn purge(&self, purge: Purge) -> Result<Purged, StoreError> {
+        let lane = match purge {
+            Purge::Blob(hash) | Purge::Action(hash) => self.lane(&hash),
+            Purge::Actions(which) => return self.purge_everywhere(which).await,
+        };
+        match lane {
+            None => self.worker.purge(purge).await,
+            Some(lane) => {
+                let reply = lane.post(self.worker.scope(), |reply| Request::Purge { purge, reply }).await?;
+                reply.recv().await.map_err(|_| StoreError::Stopping)?
+            }
         }
     }
 }
@@ -306,8 +342,14 @@ async fn handle<D: BlobDisk>(worker: Worker<D>, request: Request) {
             }
             found => reply.send(found),
         },
-        Request::ActionPut { key, data, reply } => reply.send(worker.action_put(key, data).await),
+        Request::ActionPut { key, data, instance, reply } => {
+            reply.send(worker.action_put(key, data, instance).await);
+        }
         Request::ActionDrop { key, version, reply } => reply.send(worker.action_drop(key, version).await),
+        Request::Purge { purge, reply } => {
+            let elsewhere = worker.clone();
+            worker.apart(async move { reply.send(elsewhere.purge(purge).await) });
+        }
         Request::Slots(message) => worker.receive_slots(message),
     }
 }

@@ -1,6 +1,7 @@
 //! The owner of one core's shards: verifies, compresses, stores, finds.
 
 mod admit;
+mod purges;
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -12,13 +13,14 @@ pub(super) use self::admit::Admitted;
 use self::admit::Lines;
 use super::blob_disk::{BlobDisk, Stored};
 use super::codec::{Codecs, StorageMode, StreamDecoder};
-use super::disk::{Codec, DiskError, Key};
+use super::disk::{Codec, DiskError, Key, Kind};
 use super::fences::Fences;
 use super::ram::{RamStats, RamTier, Record, own};
 use super::read_through::Flights;
 use super::session::{Session, check_raw, decode_error, decoder_for, is_small};
+use super::standing::StandingPurges;
 use super::upload::{UploadHandle, Uploads};
-use super::write_behind::Intents;
+use super::write_behind::{Intents, Sending};
 use super::write_gate::{WriteGate, WriteLimits, WriteStats};
 use crate::backend::{Backend, Backends};
 use crate::budget::Purse;
@@ -26,11 +28,13 @@ use crate::limits::{self, FIND_MISSING_SLICE, WORK_SLICE_LEN};
 use crate::metrics::{Metric, Snapshot};
 use crate::pure::admission;
 use crate::pure::digest::{Digest, Hash};
+use crate::pure::purge::{InstanceTag, Origin, Purges};
 use crate::pure::scope::Scope;
 use crate::pure::upload_queue::{ObjectKind, Upload};
 use crate::rt;
 use crate::rt::gate::Gate;
-use crate::rt::local::{Event, Local};
+use crate::rt::local::{Event, Local, Permits};
+use crate::rt::published::Reader;
 use crate::store::{
     ActionEntry, ActionKey, Blob, Encoding, Get, Opened, Purpose, Put, PutOutcome, StoreError, UploadKey, UploadStatus,
 };
@@ -49,6 +53,7 @@ pub struct WorkerConfig {
     pub core: usize,
     pub cores: usize,
     pub writes: WriteLimits,
+    pub standing: StandingPurges,
 }
 
 /// What a worker has done and holds.
@@ -94,6 +99,10 @@ struct Inner<D: BlobDisk> {
     intents: Intents,
     /// Every upload and every stream of this worker.
     gate: Gate,
+    sending: Sending,
+    standing: StandingPurges,
+    purges: Reader<Purges>,
+    purge_turns: Permits,
     /// Work since this core last reached the reactor, in bytes of hashing.
     spent: Cell<usize>,
     stored_blobs: Cell<u64>,
@@ -133,6 +142,10 @@ impl<D: BlobDisk> Worker<D> {
             backends,
             intents: Intents::default(),
             gate: Gate::default(),
+            sending: Sending::default(),
+            purges: config.standing.reader(),
+            standing: config.standing,
+            purge_turns: Permits::new(1),
             spent: Cell::new(0),
             stored_blobs: Cell::new(0),
             stored_raw_bytes: Cell::new(0),
@@ -236,10 +249,12 @@ impl<D: BlobDisk> Worker<D> {
 
     /// `None` is a miss here.
     pub(super) async fn size_here(&self, hash: Hash) -> Result<Option<u64>, StoreError> {
-        if let Some(size) = self.0.ram.with(|ram| ram.size_of(&hash)) {
+        self.0.disk.ready(&hash).await;
+        // Why the disk is asked, too: see `take_from_ram`.
+        let here = |size: &u64| self.0.disk.contains(&Key { kind: Kind::Cas, hash, size: *size });
+        if let Some(size) = self.0.ram.with(|ram| ram.size_of(&hash)).filter(here) {
             return Ok(Some(size));
         }
-        self.0.disk.ready(&hash).await;
         match self.0.disk.size_of(&hash).await {
             Err(DiskError::Damaged) => Ok(None),
             found => found.map_err(|error| store_error(error, Digest { hash, size: 0 })),
@@ -362,21 +377,26 @@ impl<D: BlobDisk> Worker<D> {
         Ok(found.filter(same).map(|record| ActionEntry { data: record.data, version: record.version }))
     }
 
-    /// Stores or replaces. The backend gets it later.
-    pub async fn action_put(&self, action: ActionKey, data: Bytes) -> Result<(), StoreError> {
+    /// Stores or replaces, for a client of `instance`. The backend gets it later.
+    pub async fn action_put(&self, action: ActionKey, data: Bytes, instance: InstanceTag) -> Result<(), StoreError> {
         let digest = Digest { hash: action.hash, size: action.size.unwrap_or(0) };
         let _intent = self.announce(self.name(ObjectKind::Action, digest)).await;
-        self.action_put_here(action, data).await
+        self.action_put_here(action, data, Origin::new(rt::time::unix_seconds(), instance)).await
     }
 
     /// Stores or replaces.
-    pub(super) async fn action_put_here(&self, action: ActionKey, data: Bytes) -> Result<(), StoreError> {
+    pub(super) async fn action_put_here(
+        &self,
+        action: ActionKey,
+        data: Bytes,
+        origin: Origin,
+    ) -> Result<(), StoreError> {
         let key = self.action_key(&action);
         self.0.disk.ready(&key.hash).await;
         let fence = self.0.fences.change(&key);
         self.0.ram.with(|ram| ram.remove(&key));
         let raw_len = data.len() as u64;
-        let version = self.0.disk.append(&key, Codec::Raw, raw_len, &[&data]).await.map_err(action_error)?;
+        let version = self.0.disk.append_action(&key, origin, &data).await.map_err(action_error)?;
         let alone = self.0.fences.is_at(&key, fence);
         self.0.fences.change(&key);
         self.0.ram.with(|ram| {
@@ -385,7 +405,7 @@ impl<D: BlobDisk> Worker<D> {
             if alone && ram.takes(data.len()) {
                 ram.insert(
                     &key,
-                    Record { codec: Codec::Raw, raw_len, data: own(&[data]), version, key_size: key.size },
+                    Record { codec: Codec::Raw, raw_len, data: own(&[data]), version, key_size: key.size, origin },
                 );
             }
         });
@@ -532,8 +552,14 @@ impl<D: BlobDisk> Worker<D> {
     /// Stores a verified small blob: as the client's `frame` if that may be kept, else compressed if that pays, else raw.
     pub(super) async fn store_small(&self, key: &Key, raw: &[Bytes], frame: Option<Bytes>) -> Result<(), StoreError> {
         let raw_len = key.size as usize;
-        let mut record =
-            Record { codec: Codec::Zstd, raw_len: key.size, data: Bytes::new(), version: 0, key_size: key.size };
+        let mut record = Record {
+            codec: Codec::Zstd,
+            raw_len: key.size,
+            data: Bytes::new(),
+            version: 0,
+            key_size: key.size,
+            origin: Origin::default(),
+        };
         let mut pieces = raw;
         let mut owned = false;
         if let Some(frame) = frame.filter(|frame| self.0.codecs.keeps(frame, raw_len)) {

@@ -1,6 +1,7 @@
 //! Writing behind: what was stored here goes to the backend later, by the hand of the core that holds it. An upload names
 //! a record and holds nothing until it runs; then it reads the record as often as a retry needs.
 
+use std::cell::RefCell;
 use std::pin::Pin;
 use std::rc::Rc;
 
@@ -29,6 +30,7 @@ impl<D: BlobDisk> Records for Worker<D> {
     fn upload(&self, backend: Backend, upload: Upload) -> Pin<Box<dyn Future<Output = UploadEnd>>> {
         let worker = self.clone();
         Box::pin(async move {
+            let _sending = worker.sending().begin(&upload);
             // Dropped at a stop, so that it holds nothing that the disk waits for.
             match rt::time::race(
                 Box::pin(worker.scoped(upload.scope.clone()).upload(&backend, &upload)),
@@ -99,11 +101,11 @@ impl<D: BlobDisk> Worker<D> {
             (ObjectKind::Action, _) => {
                 let data = raw(&record)?;
                 let payload = Some(Payload::Known(sigv4::sha256(&data)));
-                Some(InMemory { data, payload })
+                Some(InMemory { data, payload, origin: Some(record.origin) })
             }
             (ObjectKind::Cas, ObjectFormat::Raw) => {
                 let payload = Some(Payload::Known(upload.digest.hash));
-                Some(InMemory { data: raw(&record)?, payload })
+                Some(InMemory { data: raw(&record)?, payload, origin: None })
             }
             (ObjectKind::Cas, ObjectFormat::Casblob) => {
                 let frame = match record.codec {
@@ -115,9 +117,47 @@ impl<D: BlobDisk> Worker<D> {
                 object.extend_from_slice(&frame);
                 let data = Bytes::from(object);
                 let payload = Some(Payload::Known(sigv4::sha256(&data)));
-                Some(InMemory { data, payload })
+                Some(InMemory { data, payload, origin: None })
             }
         }
+    }
+}
+
+/// Uploads of this core that run, by their names. Clones share them.
+#[derive(Clone, Default)]
+pub(super) struct Sending(Rc<RefCell<Vec<Upload>>>, Event);
+
+/// One of them, as long as this lives.
+pub(super) struct Sent(Sending, Upload);
+
+impl Sending {
+    fn begin(&self, upload: &Upload) -> Sent {
+        self.0.borrow_mut().push(upload.clone());
+        Sent(self.clone(), upload.clone())
+    }
+
+    /// Waits until no upload of this name runs, whatever its size.
+    pub async fn ended(&self, name: &Upload) {
+        let is_it =
+            |one: &Upload| one.kind == name.kind && one.digest.hash == name.digest.hash && one.scope == name.scope;
+        loop {
+            let changed = self.1.wait();
+            if !self.0.borrow().iter().any(is_it) {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        let Self(sending, upload) = self;
+        let mut running = sending.0.borrow_mut();
+        if let Some(at) = running.iter().position(|one| one == upload) {
+            running.swap_remove(at);
+        }
+        sending.1.notify();
     }
 }
 

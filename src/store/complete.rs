@@ -7,13 +7,14 @@ use bytes::Bytes;
 
 use super::walk::{Visit, Walk, WalkStop};
 use super::{
-    Accept, ActionEntry, ActionKey, Blob, Get, Memory, Opened, Purpose, Put, PutOutcome, Store, StoreError, Uncounted,
-    UploadKey, UploadStatus, Wanted, bring, wait_holding,
+    Accept, ActionEntry, ActionKey, Blob, Get, Memory, Opened, Purge, Purged, Purpose, Put, PutOutcome, Store,
+    StoreError, Uncounted, UploadKey, UploadStatus, Wanted, bring, wait_holding,
 };
 use crate::limits;
 use crate::pure::action_result::{References, sort_distinct};
 use crate::pure::digest::{Digest, Hash};
 use crate::pure::directory::{DirectoryScanner, Node, Shape};
+use crate::pure::purge::InstanceTag;
 use crate::pure::scope::Scope;
 use crate::rt::local::Permits;
 
@@ -222,11 +223,15 @@ impl<S: Store> Store for Complete<S> {
         self.action_get_held(key, true, &mut Uncounted).await
     }
 
-    async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError> {
-        self.inner.action_put(key, data).await
+    async fn action_put(&self, key: ActionKey, data: Bytes, instance: InstanceTag) -> Result<(), StoreError> {
+        self.inner.action_put(key, data, instance).await
     }
 
     async fn action_drop(&self, key: ActionKey, version: u64) -> Result<(), StoreError> {
         self.inner.action_drop(key, version).await
+    }
+
+    async fn purge(&self, purge: Purge) -> Result<Purged, StoreError> {
+        self.inner.purge(purge).await
     }
 }

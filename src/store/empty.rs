@@ -5,10 +5,11 @@
 use bytes::Bytes;
 
 use super::{
-    Accept, ActionEntry, ActionKey, Blob, Encoding, Get, Opened, Purpose, Put, PutOutcome, Store, StoreError,
-    UploadKey, UploadStatus, Wanted,
+    Accept, ActionEntry, ActionKey, Blob, Encoding, Get, Opened, Purge, Purged, Purpose, Put, PutOutcome, Store,
+    StoreError, UploadKey, UploadStatus, Wanted,
 };
 use crate::pure::digest::{Digest, EMPTY, Hash};
+use crate::pure::purge::InstanceTag;
 use crate::pure::scope::Scope;
 
 /// Answers for the empty blob, and passes everything else through.
@@ -90,12 +91,19 @@ impl<S: Store> Store for Empty<S> {
         self.0.action_get_here(key).await
     }
 
-    async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError> {
-        self.0.action_put(key, data).await
+    async fn action_put(&self, key: ActionKey, data: Bytes, instance: InstanceTag) -> Result<(), StoreError> {
+        self.0.action_put(key, data, instance).await
     }
 
     async fn action_drop(&self, key: ActionKey, version: u64) -> Result<(), StoreError> {
         self.0.action_drop(key, version).await
+    }
+
+    async fn purge(&self, purge: Purge) -> Result<Purged, StoreError> {
+        match purge {
+            Purge::Blob(hash) if hash == EMPTY.hash => Ok(Purged::default()),
+            purge => self.0.purge(purge).await,
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::*;
 use crate::limits;
+use crate::pure::purge::Origin;
 use crate::rt::channel;
 use crate::rt::local::Local;
 
@@ -18,6 +19,8 @@ pub struct FakeStore(Local<State>);
 #[derive(Default)]
 pub struct State {
     pub blobs: HashMap<Digest, Bytes>,
+    /// Who stored each action.
+    pub instances: HashMap<Hash, InstanceTag>,
     /// By hash: the size given when stored, the bytes, the version.
     pub actions: HashMap<Hash, (Option<u64>, Bytes, u64)>,
     /// Parked or running uploads: raw bytes so far.
@@ -251,11 +254,12 @@ impl Store for FakeStore {
         }))
     }
 
-    async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError> {
+    async fn action_put(&self, key: ActionKey, data: Bytes, instance: InstanceTag) -> Result<(), StoreError> {
         self.trouble()?;
         self.with(|state| {
             state.versions += 1;
             state.actions.insert(key.hash, (key.size, data, state.versions));
+            state.instances.insert(key.hash, instance);
         });
         Ok(())
     }
@@ -267,6 +271,23 @@ impl Store for FakeStore {
             }
         });
         Ok(())
+    }
+
+    async fn purge(&self, purge: Purge) -> Result<Purged, StoreError> {
+        self.trouble()?;
+        Ok(self.with(|state| {
+            let before = (state.blobs.len() + state.actions.len()) as u64;
+            match purge {
+                Purge::Blob(hash) => state.blobs.retain(|digest, _| digest.hash != hash),
+                Purge::Action(hash) => drop(state.actions.remove(&hash)),
+                Purge::Actions(which) => {
+                    let State { actions, instances, .. } = state;
+                    let instance = |hash: &Hash| instances.get(hash).copied().unwrap_or_default();
+                    actions.retain(|hash, _| !which.covers(Origin { stored_s: 0, instance: instance(hash) }));
+                }
+            }
+            Purged { examined: before, purged: before - (state.blobs.len() + state.actions.len()) as u64 }
+        }))
     }
 }
 

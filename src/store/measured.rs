@@ -6,11 +6,12 @@ use bytes::Bytes;
 
 use super::complete::Complete;
 use super::{
-    ActionEntry, ActionKey, Blob, Get, Memory, Opened, Purpose, Put, PutOutcome, Store, StoreError, UploadKey,
-    UploadStatus, Wanted,
+    ActionEntry, ActionKey, Blob, Get, Memory, Opened, Purge, Purged, Purpose, Put, PutOutcome, Store, StoreError,
+    UploadKey, UploadStatus, Wanted,
 };
 use crate::metrics::{Counter, Metric, Snapshot};
 use crate::pure::digest::{Digest, Hash};
+use crate::pure::purge::InstanceTag;
 use crate::pure::scope::Scope;
 
 /// Passes everything through. Stands outermost, so that what the stores below ask for themselves is not counted, and an
@@ -27,6 +28,8 @@ struct Counts {
     get_action: Ratio,
     /// By digest.
     contains_blob: Ratio,
+    purged_blobs: Counter,
+    purged_actions: Counter,
 }
 
 #[derive(Default)]
@@ -55,6 +58,8 @@ impl<S> Measured<S> {
         self.counts.get_blob.report("cas", "get", into);
         self.counts.get_action.report("ac", "get", into);
         self.counts.contains_blob.report("cas", "contains", into);
+        into.add_for(Metric::PurgedEntries, ["cas"], &self.counts.purged_blobs);
+        into.add_for(Metric::PurgedEntries, ["ac"], &self.counts.purged_actions);
     }
 }
 
@@ -149,12 +154,21 @@ impl<S: Store> Store for Measured<S> {
         Ok(found)
     }
 
-    async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError> {
-        self.inner.action_put(key, data).await
+    async fn action_put(&self, key: ActionKey, data: Bytes, instance: InstanceTag) -> Result<(), StoreError> {
+        self.inner.action_put(key, data, instance).await
     }
 
     async fn action_drop(&self, key: ActionKey, version: u64) -> Result<(), StoreError> {
         self.inner.action_drop(key, version).await
+    }
+
+    async fn purge(&self, purge: Purge) -> Result<Purged, StoreError> {
+        let purged = self.inner.purge(purge).await?;
+        match purge {
+            Purge::Blob(_) => self.counts.purged_blobs.add(purged.purged),
+            Purge::Action(_) | Purge::Actions(_) => self.counts.purged_actions.add(purged.purged),
+        }
+        Ok(purged)
     }
 }
 

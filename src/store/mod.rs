@@ -14,6 +14,7 @@ use bytes::Bytes;
 use crate::limits;
 use crate::pure::digest::{Digest, Hash};
 pub use crate::pure::encoding::Encoding;
+use crate::pure::purge::{InstanceTag, Which};
 use crate::pure::scope::Scope;
 use crate::rt;
 use crate::rt::channel::Receiver;
@@ -266,6 +267,25 @@ pub struct ActionEntry {
     pub version: u64,
 }
 
+/// What is to be purged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purge {
+    Blob(Hash),
+    /// By the hash that the action is kept under.
+    Action(Hash),
+    /// Whatever actions these are, in every scope.
+    Actions(Which),
+}
+
+/// What a purge has done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Purged {
+    /// Records that were looked at.
+    pub examined: u64,
+    /// Of these, those that were removed.
+    pub purged: u64,
+}
+
 /// What went wrong in the store. A miss is not an error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
@@ -301,6 +321,8 @@ pub enum StoreError {
     Lost { digest: Digest },
     #[error("disk: {0}")]
     Disk(String),
+    #[error("it is purged here, but not from the backend {backend}, which may bring it back: {detail}. Try again")]
+    NotPurged { backend: String, detail: String },
     #[error("the server is shutting down")]
     Stopping,
 }
@@ -343,10 +365,12 @@ pub trait Store: Clone + 'static {
     async fn action_get_here(&self, key: ActionKey) -> Result<Option<ActionEntry>, StoreError> {
         self.action_get(key).await
     }
-    /// Stores or replaces.
-    async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError>;
+    /// Stores or replaces, for a client of `instance`.
+    async fn action_put(&self, key: ActionKey, data: Bytes, instance: InstanceTag) -> Result<(), StoreError>;
     /// Drops the entry if it is still this version.
     async fn action_drop(&self, key: ActionKey, version: u64) -> Result<(), StoreError>;
+    /// Removes for good: when it returns, nothing brings back what was there. It takes as long as it takes.
+    async fn purge(&self, purge: Purge) -> Result<Purged, StoreError>;
 }
 
 /// The raw bytes of a whole blob, for blobs of a known, small size. `None` is a miss, and so is a damaged blob.

@@ -231,7 +231,16 @@ ROUTES = [
     ("GET", "/nothing/here", "read", 400),
     ("PUT", MISSING, "write", 400),
     ("PUT", "/ac/" + "ab" * 32, "write", 200),
-    ("DELETE", MISSING, "write", 405),
+    ("GET", "/", "read", 200),
+    ("HEAD", "/", "read", 200),
+    ("GET", "/overview.json", "read", 200),
+    ("POST", "/", "write", 405),
+    ("DELETE", MISSING, "admin", 200),
+    ("DELETE", "/some/instance/ac/" + "ab" * 32, "admin", 200),
+    ("POST", "/admin/purge?instance=nobodys", "admin", 200),
+    ("POST", "/admin/purge", "admin", 400),
+    ("GET", "/admin/purge", "admin", 405),
+    ("DELETE", "/cas/short", "write", 400),
     ("POST", "/metrics", "write", 405),
     ("OPTIONS", MISSING, "write", 405),
 ]
@@ -335,6 +344,13 @@ def test_failures_are_counted_by_reason(fresh, flags):
     assert counts == {"no_credential": 2, "malformed": 2, "wrong_password": 4, "wrong_token": 2, "role": 2, "busy": 0}
 
 
+def value(server, name: str) -> float:
+    status, _, body = ask(server, "GET", "/metrics", headers={"Authorization": f"Bearer {TOKENS['write']}"})
+    assert status == 200
+    (found,) = [line.split()[-1] for line in body.decode().splitlines() if line.startswith(f"bazel_remote_{name} ")]
+    return float(found)
+
+
 def test_a_password_is_hashed_once(fresh, home):
     # 300 calls over 10 connections at a time, with a hash that takes a quarter of a second: it is made once by each core at most.
     (home / "slow").write_text(f"u:{credentials.bcrypt('slow-pass-1', 12)}\n")
@@ -385,6 +401,8 @@ def test_a_flood_of_wrong_passwords_delays_nobody_who_is_known(fresh, home):
             assert codes <= {Code.UNAUTHENTICATED, Code.UNAVAILABLE}, codes
             for guess in guesses:
                 guess.cancel()
+            # A comparison may take 20 s to have its turn: nobody waits for it whose client has gone.
+            until(lambda: value(server, "calls_inflight") == 0, "cancelled calls end at once", 5)
 
 
 def test_files_that_change_count_at_once_and_wrong_ones_never(fresh, home):

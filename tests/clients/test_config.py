@@ -95,7 +95,7 @@ KEYS = {
 }
 # Only in the file.
 FILE_ONLY = {
-    "endpoint_metrics_duration_buckets": ("[0.5, 1, 2.5]", NO_EFFECT),
+    "endpoint_metrics_duration_buckets": ("[0.5, 1, 2.5]", "0.5,1,2.5"),
     "s3_proxy.conn_recycle_interval": ("3m", "3m"),
     "s3_proxy.read_timeout": ("4m", "4m"),
 }

@@ -15,7 +15,7 @@ import pytest
 from content import unique
 from metrics import get, scrape
 from reapi import BYTE_STREAM, Client, Code, blob_name, digest, fails, message, upload_name, write_requests
-from server import Server, free_port, scratch
+from server import Server, StartError, free_port, scratch
 from wait import until
 
 MIB = 1 << 20
@@ -100,6 +100,20 @@ def test_status_has_the_known_keys(server):
     assert after["CurrSize"] >= MIB
     assert after["ReservedSize"] == 0
     assert after["NumGoroutines"] > 0
+
+
+def test_buckets_of_an_operator(fresh):
+    """As bazel-remote's key of the file has them; what is no list of bounds is an error."""
+    server = fresh(http_address="127.0.0.1:0", endpoint_metrics_duration_buckets="2.5,0.01,0.5")
+    with Client(server.address) as client:
+        client.capabilities()
+    get(server, "/status")
+    found = scrape(server)
+    for name in ("grpc_server_handling_seconds", "http_request_duration_seconds"):
+        bounds = {series.split('le="')[1].split('"')[0] for series in found if series.startswith(f"{name}_bucket")}
+        assert bounds == {"0.01", "0.5", "2.5", "+Inf"}, name
+    with pytest.raises(StartError, match="--endpoint_metrics_duration_buckets: 1 stands there twice"):
+        fresh(endpoint_metrics_duration_buckets="1,1")
 
 
 def test_counts_follow_what_happens(server):

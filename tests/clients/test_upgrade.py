@@ -207,9 +207,20 @@ def test_a_new_one_that_fails_changes_nothing(line):
         with pytest.raises(StartError) as failed:
             line.successor(http_address=f"127.0.0.1:{taken.getsockname()[1]}").start()
     assert "Free the address" in failed.value.log
+    line.servers.pop().close()
+    # Also what only shows in the directory, which is not free yet.
+    (old.directory / "purges.v1").write_text("something else")
+    for flags, reason in [
+        ({"max_size": "0.07"}, "was made with"),
+        ({"max_size": "900000"}, "no room in the file system|largest cache"),
+        ({}, "purges.v1 is damaged"),
+    ]:
+        with pytest.raises(StartError, match=reason):
+            line.successor(**flags).start()
+        line.servers.pop().close()
+    (old.directory / "purges.v1").unlink()
     with Client(old.address) as client:
         client.capabilities()
-    line.servers.pop().close()
     line.upgrade().stop()
 
 

@@ -4,6 +4,7 @@ so that each sickness is a few lines."""
 import collections
 import contextlib
 import dataclasses
+import email.utils
 import pathlib
 import socket
 import ssl
@@ -64,6 +65,8 @@ class FaultStore:
             self.tls.load_cert_chain(certificate)
         # Bytes, or for large ones that are only read something like `content.Content`.
         self.objects: dict = {}
+        # What came with an object and goes out with it: metadata, and when it was stored.
+        self.kept: dict[str, dict[str, str]] = {}
         self.parts: dict[str, dict[int, bytes]] = {}
         self.fault = None
         # Only for this many requests, if it is a number.
@@ -236,7 +239,12 @@ class FaultStore:
             if request.headers.get("if-none-match") == "*" and key in self.objects:
                 return self._send(connection, 412, ERROR.format("PreconditionFailed").encode(), request)
             self.objects[key] = request.body
+            self.kept[key] = {n: v for n, v in request.headers.items() if n.startswith("x-amz-meta-")}
+            self.kept[key]["last-modified"] = email.utils.formatdate(usegmt=True)
             return self._send(connection, 200, b"", request)
+        if request.method == "DELETE":
+            self.objects.pop(key, None)
+            return self._send(connection, 204, b"", request)
         if request.method not in ("GET", "HEAD"):
             return self._send(connection, 501, ERROR.format("NotImplemented").encode(), request)
         if "list-type" in query:
@@ -246,7 +254,9 @@ class FaultStore:
         found = self.objects[key]
         if not isinstance(found, bytes) and request.method == "GET":
             return self._send_large(connection, found)
-        return self._send(connection, 200, found, request, fault=fault)
+        kept = self.kept.get(key, {}) | {"date": email.utils.formatdate(usegmt=True)}
+        extra = "".join(f"{name}: {value}\r\n" for name, value in kept.items())
+        return self._send(connection, 200, found, request, extra, fault)
 
     def _send_large(self, connection, content) -> bool:
         """Something with a `size` and `chunks`, as it is."""

@@ -225,7 +225,7 @@ mod tests {
                 (Some(10), vec![five(), damaged()], None),
                 (None, vec![five(), damaged()], None),
             ] {
-                let counters = Rc::new(HttpCounters::default());
+                let counters = Rc::new(HttpCounters::new(&crate::metrics::TimeBounds::default()));
                 let request = Watch::request(&Rc::default());
                 let exchange = Exchange::new(counters.clone(), Handler::Get, Method::GET, None, request);
                 let (mut sender, receiver) = channel::bounded(2);

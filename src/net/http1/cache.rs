@@ -122,6 +122,11 @@ pub fn deny<S: Store>(
     let access = &server.settings.access;
     access.count(denial);
     let (refusal, challenges) = match denial {
+        Denial::Role { needs: Role::Admin, .. } if access.is_open() => {
+            let remedy =
+                "nobody may purge: configure access control with an administrator, or --allow_unauthenticated_purges";
+            (Refusal::new(403, remedy), false)
+        }
         Denial::Role { .. } => (Refusal::new(403, denial.text()), false),
         Denial::Busy => (Refusal::later(denial.text()), false),
         Denial::NoCredential | Denial::Malformed(_) | Denial::WrongPassword | Denial::WrongToken => {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use http::{Method, StatusCode};
 
-use crate::metrics::{Counter, Histogram, Metric, Snapshot};
+use crate::metrics::{Counter, Histogram, Metric, Snapshot, TimeBounds};
 use crate::rt::local::Local;
 
 /// Who answers: the label `handler`. Source: bazel-remote's names.
@@ -14,6 +14,8 @@ pub enum Handler {
     Get,
     Head,
     Put,
+    /// Purges.
+    Purge,
     Metrics,
     Status,
     /// The page for people, and what it shows.
@@ -23,13 +25,15 @@ pub enum Handler {
 }
 
 impl Handler {
-    const ALL: [Self; 7] = [Self::Get, Self::Head, Self::Put, Self::Metrics, Self::Status, Self::Page, Self::None];
+    const ALL: [Self; 8] =
+        [Self::Get, Self::Head, Self::Put, Self::Purge, Self::Metrics, Self::Status, Self::Page, Self::None];
 
     fn label(self) -> &'static str {
         match self {
             Self::Get => "GET",
             Self::Head => "HEAD",
             Self::Put => "PUT",
+            Self::Purge => "purge",
             Self::Metrics => "metrics",
             Self::Status => "status",
             Self::Page => "page",
@@ -44,6 +48,8 @@ pub fn method_label(method: &Method) -> &'static str {
         Method::GET => "GET",
         Method::HEAD => "HEAD",
         Method::PUT => "PUT",
+        Method::POST => "POST",
+        Method::DELETE => "DELETE",
         _ => "other",
     }
 }
@@ -60,6 +66,7 @@ pub struct HttpCounters {
     /// Requests for blobs that have ended.
     asked_ended: Counter,
     ended: Local<BTreeMap<(Handler, &'static str, u16), Ended>>,
+    bounds: TimeBounds,
 }
 
 /// Requests of one kind that have been answered.
@@ -68,8 +75,8 @@ struct Ended {
     size: Histogram,
 }
 
-impl Default for HttpCounters {
-    fn default() -> Self {
+impl HttpCounters {
+    pub fn new(bounds: &TimeBounds) -> Self {
         Self {
             connections: Cell::default(),
             failed: Counter::default(),
@@ -78,11 +85,10 @@ impl Default for HttpCounters {
             inflight: Default::default(),
             asked_ended: Counter::default(),
             ended: Local::new(BTreeMap::new()),
+            bounds: bounds.clone(),
         }
     }
-}
 
-impl HttpCounters {
     pub fn inflight(&self, handler: Handler) -> &Cell<u64> {
         &self.inflight[handler as usize]
     }
@@ -102,7 +108,7 @@ impl HttpCounters {
         self.ended.with(|ended| {
             let of = ended
                 .entry((handler, method, code.as_u16()))
-                .or_insert_with(|| Ended { time: Histogram::of_times(), size: Histogram::of_sizes() });
+                .or_insert_with(|| Ended { time: Histogram::of_handling(&self.bounds), size: Histogram::of_sizes() });
             of.time.observe_time(time);
             of.size.observe_bytes(sent);
         });

@@ -71,6 +71,11 @@ impl Watch {
 }
 
 impl InRequest {
+    /// It is being worked on: the connection does not stand still, though nothing moves on it.
+    pub fn goes_on(&self) {
+        self.0.moved.set(true);
+    }
+
     /// Its body has come to its end.
     pub fn received(&self) {
         self.0.received.set(true);

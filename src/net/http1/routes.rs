@@ -21,14 +21,17 @@ use super::counters::Handler;
 use super::io::InRequest;
 use crate::access::{Peer, Role};
 use crate::pure::http_cache::Target;
+use crate::pure::json::Json;
+use crate::service::purge::{purge_actions, purge_target, told};
 use crate::service::refusal::Refusal;
-use crate::store::Store;
+use crate::store::{Purged, Store};
 
 pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 /// Source: Prometheus, "Exposition formats", text format 0.0.4.
 const PROMETHEUS: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
+const PURGE: &str = "/admin/purge";
 const PAGE: &str = "/";
 /// The figures that the page shows.
 const OVERVIEW: &str = "/overview.json";
@@ -57,6 +60,7 @@ pub async fn answer<S: Store>(
         (_, Some(_), &Method::GET) => Handler::Get,
         (_, Some(_), &Method::HEAD) => Handler::Head,
         (_, Some(_), &Method::PUT) => Handler::Put,
+        (PURGE, ..) | (_, Some(_), &Method::DELETE) => Handler::Purge,
         _ => Handler::None,
     };
     // Why not these: whoever polls every few seconds would fill the log.
@@ -64,7 +68,11 @@ pub async fn answer<S: Store>(
     let logged = (server.services.options.access_log.get() && !is_polled).then(|| path.to_owned());
     let exchange = Exchange::new(server.counters.http.clone(), handler, head.method.clone(), logged, in_request);
     let is_read = head.method == Method::GET || head.method == Method::HEAD;
-    let needs = if is_read { Role::Read } else { Role::Write };
+    let needs = match (handler, is_read) {
+        (Handler::Purge, _) => Role::Admin,
+        (_, true) => Role::Read,
+        (_, false) => Role::Write,
+    };
     if let Some(reason) = malformed(&head) {
         let mut response = cache::reject(&server, Refusal::new(400, reason), &head, body, &shares, exchange);
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -89,7 +97,13 @@ pub async fn answer<S: Store>(
         (Handler::Page, _) => page(&head.method, exchange),
         (Handler::Get | Handler::Head, Some(target)) => cache::get(&server, target, &head, &shares, exchange).await,
         (Handler::Put, Some(target)) => cache::put(&server, role, target, &head, body, &shares, exchange).await,
-        (_, Some(_)) => not_allowed(&head.method, "GET, HEAD, PUT", exchange),
+        (Handler::Purge, Some(target)) => purge(path, purge_target(&server.services, target), exchange).await,
+        (Handler::Purge, None) if head.method == Method::POST => {
+            let query = head.uri.query().unwrap_or_default();
+            purge(&format!("action results, {query}"), purge_actions(&server.services, query), exchange).await
+        }
+        (Handler::Purge, None) => not_allowed(&head.method, "POST", exchange),
+        (_, Some(_)) => not_allowed(&head.method, "GET, HEAD, PUT, DELETE", exchange),
         (_, None) => {
             // Why not 404, also where no cache is meant: to a client with a wrong address that would be a miss.
             // Source: bazel-remote's text, up to the colon.
@@ -119,6 +133,21 @@ fn malformed(head: &Parts) -> Option<&'static str> {
             Some("Transfer-Encoding: must be chunked, and nothing besides")
         }
         _ => None,
+    }
+}
+
+/// Answers when the purge is done. It ends when its client goes away; what is purged by then stays so.
+async fn purge(what: &str, purge: impl Future<Output = Result<Purged, Refusal>>, exchange: Exchange) -> Response<Body> {
+    let request = exchange.request();
+    match told(what, purge, || request.goes_on()).await {
+        Ok(Purged { examined, purged }) => {
+            let answer = Json::object().raw("purged", purged).raw("examined", examined).end();
+            whole(JSON, answer + "\n", &Method::GET, exchange)
+        }
+        Err(Refusal { code, text: reason, .. }) => {
+            let code = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            text(code, reason, exchange)
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use crate::pure::shard_map::ShardMap;
 use crate::shard::codec::StorageMode;
 use crate::shard::fake_disk::FakeDisk;
 use crate::shard::router::{Router, wire};
+use crate::shard::standing::StandingPurges;
 use crate::shard::worker::{Worker, WorkerConfig};
 use crate::shard::write_gate::{WriteLimits, WriteStats};
 use crate::store::fake::digest_of;
@@ -34,6 +35,7 @@ fn with_gate(slots: u32, wait: Duration, test: impl AsyncFnOnce(&Gated, FakeDisk
             core: 0,
             cores: 1,
             writes: WriteLimits::new(slots, wait),
+            standing: StandingPurges::default(),
         };
         let worker = Worker::new(disk.clone(), config);
         let store = wire(1).pop().expect("one core").start(worker, ShardMap::new(64, 1));

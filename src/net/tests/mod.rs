@@ -22,6 +22,7 @@ use super::accept::Kind;
 use super::{Server, Settings};
 use crate::budget::Purse;
 use crate::limits;
+use crate::metrics::TimeBounds;
 use crate::metrics::export::Exporter;
 use crate::pure::digest::Digest;
 use crate::pure::grpc_frame;
@@ -73,6 +74,7 @@ struct Answer {
 /// Memory for everything that a test does.
 fn settings() -> Settings {
     Settings {
+        time_bounds: TimeBounds::default(),
         stream_window: limits::HTTP2_STREAM_WINDOW,
         max_connection_age: None,
         max_connection_age_grace: None,

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 
 use crate::pure::digest::{Digest, Hash};
+use crate::pure::purge::InstanceTag;
 use crate::rt::channel;
 use crate::rt::local::{Event, Local};
 use crate::store::fake::{FakeStore, FakeUpload};
@@ -165,11 +166,15 @@ impl Store for SlowStore {
         self.fake.action_get(key).await
     }
 
-    async fn action_put(&self, key: ActionKey, data: Bytes) -> Result<(), StoreError> {
-        self.fake.action_put(key, data).await
+    async fn action_put(&self, key: ActionKey, data: Bytes, instance: InstanceTag) -> Result<(), StoreError> {
+        self.fake.action_put(key, data, instance).await
     }
 
     async fn action_drop(&self, key: ActionKey, version: u64) -> Result<(), StoreError> {
         self.fake.action_drop(key, version).await
+    }
+
+    async fn purge(&self, purge: Purge) -> Result<Purged, StoreError> {
+        self.fake.purge(purge).await
     }
 }

@@ -16,6 +16,7 @@ use crate::limits::{ACTION_RESULT_LEN_MAX, FRAME_LEN, HTTP_RAW_LEN_MAX, SMALL_BL
 use crate::offline::crew::Progress;
 use crate::pure::casblob::Unwrap;
 use crate::pure::digest::{Digest, EMPTY_HASH, Hash};
+use crate::pure::purge::InstanceTag;
 use crate::rt;
 use crate::rt::signal::Shutdown;
 use crate::service::action_cache::{StoreResultError, store_serialized_result};
@@ -156,7 +157,7 @@ impl<S: Store> Loader<S> {
         }
         // Contents that stand inline are stored as blobs of their own.
         let data = self.whole(entry, path, 4 * ACTION_RESULT_LEN_MAX).await?;
-        match store_serialized_result(&self.store, key, data).await {
+        match store_serialized_result(&self.store, key, InstanceTag::UNKNOWN, data).await {
             Ok(_) => Ok(Outcome::Stored),
             Err(StoreResultError::Store(error)) => Err(error.into()),
             Err(StoreResultError::TooLong { .. }) => Ok(Outcome::Skipped(Reason::TooLarge)),
@@ -179,7 +180,7 @@ impl<S: Store> Loader<S> {
         }
         let put = Put { digest, encoding: Encoding::Identity, data: vec![data], admitted: true };
         self.store.put(put).await?;
-        self.store.action_put(key, raw_result(digest)).await?;
+        self.store.action_put(key, raw_result(digest), InstanceTag::UNKNOWN).await?;
         Ok(Outcome::Stored)
     }
 

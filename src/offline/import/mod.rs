@@ -30,6 +30,7 @@ use crate::shard::disk::{Ack, Disk, DiskConfig};
 use crate::shard::geometry::{self, Volume};
 use crate::shard::pool::{self, PoolMain, PoolPort};
 use crate::shard::router::{self, RouterPort};
+use crate::shard::standing::StandingPurges;
 use crate::shard::worker::{Worker, WorkerConfig};
 use crate::shard::write_gate::WriteLimits;
 use load::Loader;
@@ -138,6 +139,8 @@ async fn load_part(kit: Kit) -> Result<Report, Failure> {
         core,
         cores,
         writes: WriteLimits::new((LANES * cores) as u32, limits::WRITE_QUEUE_WAIT_MAX),
+        // Without a backend they have no effect.
+        standing: StandingPurges::default(),
     };
     let worker = Worker::new(disk.clone(), worker);
     let router = router.start(worker.clone(), map);

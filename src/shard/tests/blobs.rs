@@ -5,6 +5,7 @@ use bytes::Bytes;
 use super::{SplitMix64, collect, digest_of, read, worker};
 use crate::limits::FRAME_LEN;
 use crate::pure::digest::Hash;
+use crate::pure::purge::InstanceTag;
 use crate::rt;
 use crate::rt::cores::block_on;
 use crate::shard::codec::StorageMode;
@@ -221,12 +222,15 @@ fn actions_are_replaced_and_dropped_by_version() {
             let hash = Hash([3; 32]);
             let sized = |size| ActionKey { hash, size };
             assert!(worker.action_get(sized(None)).await.expect("no error").is_none());
-            worker.action_put(sized(Some(40)), Bytes::from_static(b"first")).await.expect("stored");
+            worker
+                .action_put(sized(Some(40)), Bytes::from_static(b"first"), InstanceTag::UNKNOWN)
+                .await
+                .expect("stored");
             let first = worker.action_get(sized(Some(40))).await.expect("no error").expect("present");
             assert_eq!(&first.data[..], b"first");
             assert!(worker.action_get(sized(None)).await.expect("no error").is_some());
             assert!(worker.action_get(sized(Some(41))).await.expect("no error").is_none());
-            worker.action_put(sized(None), Bytes::from_static(b"second")).await.expect("stored");
+            worker.action_put(sized(None), Bytes::from_static(b"second"), InstanceTag::UNKNOWN).await.expect("stored");
             worker.action_drop(sized(None), first.version).await.expect("no error");
             let second = worker.action_get(sized(Some(41))).await.expect("no error").expect("another version stays");
             assert_eq!(&second.data[..], b"second");
@@ -255,7 +259,10 @@ fn ram_and_disk_agree_on_actions() {
                     }
                     match word >> 32 & 3 {
                         0 | 1 => drop(worker.action_get(key).await),
-                        2 => worker.action_put(key, Bytes::copy_from_slice(&word.to_le_bytes())).await.expect("stored"),
+                        2 => worker
+                            .action_put(key, Bytes::copy_from_slice(&word.to_le_bytes()), InstanceTag::UNKNOWN)
+                            .await
+                            .expect("stored"),
                         _ => {
                             if let Ok(Some(entry)) = worker.action_get(key).await {
                                 worker.action_drop(key, entry.version).await.expect("no error");
@@ -288,7 +295,7 @@ fn ram_does_not_outlive_the_disk() {
         let key = ActionKey { hash: Hash([9; 32]), size: None };
         for _ in 0..2 {
             assert_eq!(worker.put(put()).await, Ok(PutOutcome::Stored));
-            worker.action_put(key, Bytes::from_static(b"an action")).await.expect("stored");
+            worker.action_put(key, Bytes::from_static(b"an action"), InstanceTag::UNKNOWN).await.expect("stored");
             let reads = disk.with(|state| state.reads);
             assert!(worker.get(Get::whole(digest, Accept::Identity)).await.expect("no error").is_some());
             assert!(worker.action_get(key).await.expect("no error").is_some());

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use super::{SplitMix64, digest_of};
 use crate::limits::FRAME_LEN;
 use crate::pure::digest::Digest;
+use crate::pure::purge::InstanceTag;
 use crate::pure::shard_map::ShardMap;
 use crate::rt::cores::block_on;
 use crate::shard::codec::StorageMode;
@@ -88,7 +89,7 @@ fn several_cores_are_one_store() {
             let blob = store.get(get).await.expect("no error").expect("present");
             assert!(super::collect(blob).await.expect("no error").1 == data);
             let action = ActionKey { hash: digest.hash, size: None };
-            store.action_put(action, data.slice(..1)).await.expect("stored");
+            store.action_put(action, data.slice(..1), InstanceTag::UNKNOWN).await.expect("stored");
             let entry = store.action_get(action).await.expect("no error").expect("present");
             assert_eq!(entry.data, data.slice(..1));
             store.action_drop(action, entry.version).await.expect("no error");

@@ -13,6 +13,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::codec::{Codecs, StorageMode, wrap_raw};
 use super::fake_disk::FakeDisk;
+use super::standing::StandingPurges;
 use super::worker::{Worker, WorkerConfig};
 use super::write_gate::WriteLimits;
 use crate::budget::Purse;
@@ -113,7 +114,16 @@ fn digest_of(data: &[u8]) -> Digest {
 
 fn worker_config(mode: StorageMode, ram_bytes: usize) -> WorkerConfig {
     let writes = WriteLimits::new(10_000, Duration::from_millis(250));
-    WorkerConfig { mode, ram_bytes, purse: Purse::alone(1 << 40), parked_bytes: 16 << 20, core: 0, cores: 1, writes }
+    WorkerConfig {
+        mode,
+        ram_bytes,
+        purse: Purse::alone(1 << 40),
+        parked_bytes: 16 << 20,
+        core: 0,
+        cores: 1,
+        writes,
+        standing: StandingPurges::default(),
+    }
 }
 
 fn worker(mode: StorageMode) -> (Worker<FakeDisk>, FakeDisk) {

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use super::{SplitMix64, collect, digest_of};
 use crate::limits::FRAME_LEN;
 use crate::pure::digest::Digest;
+use crate::pure::purge::InstanceTag;
 use crate::pure::shard_map::ShardMap;
 use crate::rt;
 use crate::rt::cores::block_on;
@@ -94,7 +95,7 @@ fn the_worker_on_a_real_disk() {
                 }
                 check(&store, random, &data, digest).await;
                 let action = ActionKey { hash: digest.hash, size: Some(7) };
-                store.action_put(action, data.slice(..len.min(1000))).await.expect("stored");
+                store.action_put(action, data.slice(..len.min(1000)), InstanceTag::UNKNOWN).await.expect("stored");
                 kept.push((digest, data));
             }
             store.worker().stop().await;
