@@ -157,7 +157,7 @@ impl<S: Store> Complete<S> {
         held: usize,
         memory: &mut impl Memory<E>,
     ) -> Result<bool, E> {
-        let _turn = self.walks.take().await;
+        let _turn = wait_holding(memory, kept, held, self.walks.take()).await?;
         let mut walk = Walk::new(self.inner.clone(), roots, limits::ACTION_DIRECTORIES_MAX);
         let mut waiting = Vec::new();
         loop {
