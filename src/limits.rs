@@ -120,6 +120,10 @@ pub const HTTP2_RESET_STREAM_KEEP_MS: u64 = 10_000;
 /// Streams cancelled before they were looked at, and protocol errors of single streams, that end their connection.
 pub const HTTP2_PENDING_RESETS_MAX: usize = 256;
 pub const HTTP2_STREAM_ERRORS_MAX: usize = 1024;
+/// Answers to PING and SETTINGS with no other frame between them that end their connection (ENHANCE_YOUR_CALM) when they come
+/// within this time. Why so many: some clients send a PING for each bit of data that comes.
+pub const HTTP2_ANSWERS_MAX: u32 = 1000;
+pub const HTTP2_ANSWERS_PERIOD_MS: u64 = 60_000;
 /// Bytes that are gathered in a connection's turn before they go to the socket, and in how many parts.
 /// Why so many: over loopback a send of 1 MiB costs half of what sends of 64 KiB do.
 pub const WRITE_GATHER_LEN: usize = 1 << 20;

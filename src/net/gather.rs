@@ -11,6 +11,7 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use bytes::{Buf as _, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -18,6 +19,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::payload::{Rooms, Shown};
 use crate::budget::{Apart, Claim, Purse};
 use crate::limits;
+use crate::pure::answers::Answers;
+use crate::rt::time;
 
 /// Buffers for what is copied that no connection uses now, each with room for `WRITE_COPIED_LEN` bytes. Why shared: a
 /// connection holds one only while it has bytes that the socket has not taken. Clones share the pool; core-local.
@@ -53,6 +56,8 @@ struct State<T> {
     /// The bytes of the parts that were copied, and how many of them were sent. Has its room only while there are parts.
     copied: Vec<u8>,
     copied_sent: usize,
+    answers: Answers,
+    begun: Instant,
     purse: Purse,
     /// What `copied` is charged to, from when the socket takes nothing.
     blocked: Blocked,
@@ -85,8 +90,26 @@ impl<T: AsyncWrite + Unpin> Gathered<T> {
     /// What a socket does not take is charged to `purse`.
     pub fn new(io: T, buffers: Buffers, shown: Shown, purse: Purse) -> Self {
         let (parts, copied, blocked) = (VecDeque::new(), Vec::new(), Blocked::Not);
-        let state = State { io, buffers, shown, parts, len: 0, copied, copied_sent: 0, purse, blocked };
+        let answers = Answers::default();
+        let state = State {
+            io,
+            buffers,
+            shown,
+            parts,
+            len: 0,
+            copied,
+            copied_sent: 0,
+            answers,
+            begun: time::now(),
+            purse,
+            blocked,
+        };
         Self(Rc::new(RefCell::new(state)))
+    }
+
+    /// True when the peer does little but make HTTP/2 answer.
+    pub fn is_flooded(&self) -> bool {
+        self.0.borrow().answers.is_flood()
     }
 
     /// Sends what was gathered. Pending while the socket is full.
@@ -109,6 +132,8 @@ impl<T: AsyncWrite + Unpin> State<T> {
 
     /// Takes of `data` what there is room for, which is all of it but when much waits already.
     fn gather(&mut self, data: &[IoSlice<'_>], shown: Option<&(Bytes, Rooms)>) -> usize {
+        let begun = self.begun;
+        let now_ms = || time::now().saturating_duration_since(begun).as_millis() as u64;
         let mut taken = 0;
         for slice in data {
             if self.len >= limits::WRITE_GATHER_LEN || self.parts.len() >= limits::WRITE_PARTS_MAX {
@@ -120,6 +145,7 @@ impl<T: AsyncWrite + Unpin> State<T> {
                 })
             {
                 self.parts.push_back(cut);
+                self.answers.pass(slice, now_ms);
                 self.len += slice.len();
                 taken += slice.len();
                 continue;
@@ -133,6 +159,7 @@ impl<T: AsyncWrite + Unpin> State<T> {
                 self.copied = self.buffers.take();
             }
             self.copied.extend_from_slice(&slice[..count]);
+            self.answers.pass(&slice[..count], now_ms);
             match self.parts.back_mut() {
                 Some(Part::Copied(len)) => *len += count,
                 _ if count > 0 => self.parts.push_back(Part::Copied(count)),

@@ -167,6 +167,12 @@ where
                 Poll::Pending => break,
             }
         }
+        if io.is_flooded() {
+            connection.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
+            let _ = connection.poll_accept(context);
+            let _ = io.poll_send(context);
+            return Poll::Ready(Err(h2::Reason::ENHANCE_YOUR_CALM.into()));
+        }
         // Why: the goodbye ends with the answer to a PING, and a peer that is gone, or asleep, never sends it.
         if farewell.as_mut().is_some_and(|wait| Pin::new(wait).poll(context).is_ready()) && !connection.has_streams() {
             connection.abrupt_shutdown(h2::Reason::NO_ERROR);

@@ -17,6 +17,7 @@ const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 4;
+const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 
 /// A frame as it stands on the wire (RFC 9113, 4.1).
@@ -76,9 +77,13 @@ fn floods_end_their_connection_only() {
     let headers: Vec<u8> = [block.clone(), one_header.repeat(30)].concat();
     let huge_headers = raw_frame(HEADERS, END_HEADERS, 1, &headers);
     let refused: Vec<u8> = (0..5_000u32).flat_map(|i| raw_frame(HEADERS, END_HEADERS, 2 * i + 1, &block)).collect();
+    let pings = raw_frame(PING, 0, 0, &[7; 8]).repeat(5_000);
+    let settings = raw_frame(SETTINGS, 0, 0, &[]).repeat(5_000);
     with_server(async |harness| {
         let mut good = harness.connect().await;
         for (what, flood) in [
+            ("PING", pings),
+            ("SETTINGS", settings),
             ("rapid reset", resets),
             ("CONTINUATION", continuations),
             ("huge headers", huge_headers),
@@ -102,24 +107,29 @@ fn floods_end_their_connection_only() {
     });
 }
 
-/// Goal: pings are answered for ever, also between calls. Method: 20,000 pings, then a count of the answers.
+/// Goal: pings are answered for ever by who also makes calls. Method: 20 times 900 pings and a call, each answered before the
+/// next.
 #[test]
 fn answers_every_ping() {
     with_server(async |harness| {
-        let client = raw_client(harness).await;
-        let flood = raw_frame(PING, 0, 0, &[7; 8]).repeat(20_000);
+        let mut client = raw_client(harness).await;
+        let block = header_block(CHECK);
         let pong = raw_frame(PING, ACK, 0, &[7; 8]);
-        let (mut reads, mut writes) = tokio::io::split(client);
-        rt::spawn(async move { writes.write_all(&flood).await.unwrap() });
-        let mut pongs = 0;
-        let mut frame = Vec::new();
-        while pongs < 20_000 {
-            frame.resize(9, 0);
-            reads.read_exact(&mut frame).await.unwrap();
-            let len = u32::from_be_bytes([0, frame[0], frame[1], frame[2]]) as usize;
-            frame.resize(9 + len, 0);
-            reads.read_exact(&mut frame[9..]).await.unwrap();
-            pongs += usize::from(frame == pong);
+        for i in 0..20 {
+            let pings = raw_frame(PING, 0, 0, &[7; 8]).repeat(900);
+            client.write_all(&pings).await.unwrap();
+            client.write_all(&raw_frame(HEADERS, END_HEADERS | END_STREAM, 2 * i + 1, &block)).await.unwrap();
+            let (mut pongs, mut answers) = (0, 0);
+            let mut frame = Vec::new();
+            while pongs < 900 || answers < 1 {
+                frame.resize(9, 0);
+                client.read_exact(&mut frame).await.unwrap();
+                let len = u32::from_be_bytes([0, frame[0], frame[1], frame[2]]) as usize;
+                frame.resize(9 + len, 0);
+                client.read_exact(&mut frame[9..]).await.unwrap();
+                pongs += usize::from(frame == pong);
+                answers += usize::from(frame[3] == HEADERS);
+            }
         }
     });
 }
