@@ -193,7 +193,7 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
     let told = notifier.clone();
     let mut first = Some(FirstCore { pool, ports, targets, files: watched, notifier });
     let mut parts = pool_ports.into_iter().zip(routers).zip(inboxes).zip(export::wire(count, &facts));
-    let running = cores::launch(&config.cores, &shutdown, |core| {
+    let running = cores::launch(&config.cores, plan.io_memory(count), &shutdown, |core| {
         let (((port, router), inbox), metrics) = parts.next().expect("one part for each core");
         let kit = Kit {
             core,

@@ -14,9 +14,12 @@ pub const DISK_ALIGN: usize = 4096;
 /// buffers at a time.
 pub const DISK_BUF_SPARE_MAX: usize = 16 << 20;
 /// Bytes that one core reads from the drive at a time, at least and at most, as there is memory for it. Reads whose clients
-/// went away run on, and are within this.
+/// went away run on, and are within this. So much is registered with the kernel, which spares it the
+/// look-up of each page: a fifth of what a Read of 1 MiB costs.
 pub const DISK_READS_LEN_MIN: usize = LARGE_READ_LEN_MAX as usize;
 pub const DISK_READS_LEN_MAX: usize = 32 << 20;
+/// Memory that each core of the tools that work on a directory registers with the kernel, in bytes.
+pub const IO_MEMORY_TOOLS: usize = 1 << 20;
 /// The most that one read takes from a socket ahead of what was asked for, in bytes.
 pub const READ_AHEAD_LEN: usize = 256 << 10;
 /// Read-ahead buffers that the connections of one core hold at a time, at most; further ones read without.
@@ -86,8 +89,9 @@ pub const HTTP2_CONNECTION_WINDOW_STREAMS: u32 = 16;
 /// What small DATA frames of a connection that nobody has read yet may fall short of 256 bytes each, in all: 8 of one
 /// byte for each stream. A connection with more is ended (ENHANCE_YOUR_CALM).
 pub const HTTP2_DATA_FRAME_BUDGET: usize = 8 * 256 * HTTP2_STREAMS_MAX as usize;
-/// Bytes of one stream's reply that HTTP/2 holds unsent before its handler has to wait.
-pub const HTTP2_SEND_BUFFER_LEN: usize = 256 << 10;
+/// Bytes of one stream's reply that HTTP/2 holds unsent before its handler has to wait: a message of as much as one read brings
+/// of a long blob, to the byte, since the rest of one would go out alone.
+pub const HTTP2_SEND_BUFFER_LEN: usize = READ_AHEAD_FRAMES * FRAME_LEN + READ_MESSAGE_OVERHEAD;
 /// How long a new connection may take to send the HTTP/2 preface.
 pub const HTTP2_PREFACE_MS: u64 = 10_000;
 /// How long a TLS handshake may take, from the first byte to the last.
@@ -158,9 +162,9 @@ pub const REQUEST_WAIT_MS: u64 = 10_000;
 pub const REQUEST_STALL_MS: u64 = 60_000;
 /// How long a Write may stand still, in the same way; then it is ended, and its upload kept for the client to resume.
 pub const WRITE_IDLE_MS: u64 = 10 * 60 * 1000;
-/// Bytes that a Read holds at most while its client does not read: what HTTP/2 was given, what the disk read ahead, and
-/// a piece on its way between them.
-pub const READ_HELD_LEN: usize = HTTP2_SEND_BUFFER_LEN + (READ_AHEAD_FRAMES + 2) * FRAME_LEN;
+/// Bytes that a Read holds at most while its client does not read: what HTTP/2 was given, what the first of that keeps in
+/// memory besides, and one read ahead.
+pub const READ_HELD_LEN: usize = HTTP2_SEND_BUFFER_LEN + 2 * READ_AHEAD_FRAMES * FRAME_LEN;
 /// Bytes that a Read holds while memory is scarce: one frame as it stands at rest, the same decompressed, and what is cut from
 /// it for a small window.
 pub const READ_PART_HELD_LEN: usize = 2 * FRAME_LEN + READ_REST_LEN;
@@ -293,8 +297,10 @@ pub const PARKED_MEMORY_MAX: usize = 16 << 20;
 pub const PARKED_DISK_MAX: u64 = 1 << 30;
 
 const _: () = assert!(PARKED_MEMORY_MAX > 2 * FRAME_LEN && SMALL_BLOB_LEN_MAX == FRAME_LEN);
-/// Frames of a large blob that one disk read brings at most: a stream holds these and one piece besides.
+/// Frames of a large blob that one disk read brings at most.
 pub const READ_AHEAD_FRAMES: usize = 2;
+/// The same where no more are asked for, and they are sent as they stand. Why: 1 MiB in one read costs less than in two.
+pub const READ_AT_ONCE_FRAMES: usize = READ_PIECE_LEN_MAX / FRAME_LEN;
 /// How long the start waits for an address that is still in use, and how long between two tries.
 pub const BIND_TRY_TIME: Duration = Duration::from_secs(2);
 pub const BIND_RETRY_TIME: Duration = Duration::from_millis(20);

@@ -14,7 +14,7 @@ fn starts_and_stops() {
     // Room for all: core 0 sends before it receives.
     let (sender, receiver) = channel::bounded(4);
     let mut receiver = Some(receiver);
-    let cores = launch(&CorePlan::count(4).expect("a plan"), &shutdown, |core| {
+    let cores = launch(&CorePlan::count(4).expect("a plan"), 1 << 20, &shutdown, |core| {
         let (mut sender, shutdown) = (sender.clone(), shutdown.clone());
         let receiver = (core == 0).then(|| receiver.take()).flatten();
         move || async move {
@@ -42,7 +42,7 @@ fn starts_and_stops() {
 fn a_dead_core_ends_the_wait() {
     for panics in [true, false] {
         let shutdown = Shutdown::new();
-        let cores = launch(&CorePlan::count(2).expect("a plan"), &shutdown, |core| {
+        let cores = launch(&CorePlan::count(2).expect("a plan"), 1 << 20, &shutdown, |core| {
             let shutdown = shutdown.clone();
             move || async move {
                 assert!(!(core == 1 && panics), "on purpose");
@@ -94,7 +94,7 @@ fn sleeps_do_not_pile_up() {
 #[test]
 fn the_beat_stops_when_idle() {
     let shutdown = Shutdown::new();
-    let cores = launch(&CorePlan::count(1).expect("a plan"), &shutdown, |_| {
+    let cores = launch(&CorePlan::count(1).expect("a plan"), 1 << 20, &shutdown, |_| {
         let shutdown = shutdown.clone();
         move || async move {
             let beats = || ringcas::rt::pulse::pulse_now().1;
@@ -146,7 +146,7 @@ fn two_hundred_thousand_round_trips() {
     let mut receivers = receivers.into_iter();
     let (done, finished) = std::sync::mpsc::channel();
     let start = Instant::now();
-    let cores = launch(&CorePlan::count(CORES).expect("a plan"), &shutdown, |core| {
+    let cores = launch(&CorePlan::count(CORES).expect("a plan"), 1 << 20, &shutdown, |core| {
         let mut inbox = receivers.next().expect("one for each");
         let (senders, shutdown, done) = (senders.clone(), shutdown.clone(), done.clone());
         move || async move {
@@ -205,7 +205,7 @@ fn fifty_starts_under_load() {
             let start = Instant::now();
             let shutdown = Shutdown::new();
             let (sender, mut receiver) = channel::bounded(1);
-            let cores = launch(&CorePlan::count(CORES).expect("a plan"), &shutdown, |core| {
+            let cores = launch(&CorePlan::count(CORES).expect("a plan"), 1 << 20, &shutdown, |core| {
                 let (mut sender, shutdown) = (sender.clone(), shutdown.clone());
                 move || async move {
                     time::yield_to_reactor().await;

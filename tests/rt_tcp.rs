@@ -72,7 +72,7 @@ fn two_hundred_sockets_change_cores() {
     let (senders, receivers): (Vec<_>, Vec<_>) = (0..4).map(|_| channel::bounded::<Accepted>(8)).unzip();
     let mut socket = Some(socket);
     let mut receivers = receivers.into_iter();
-    let cores = launch(&CorePlan::count(4).expect("a plan"), &shutdown, |_| {
+    let cores = launch(&CorePlan::count(4).expect("a plan"), 1 << 20, &shutdown, |_| {
         let mut inbox = receivers.next().expect("one for each");
         let accepting = socket.take().map(|socket| (socket, senders.clone()));
         let shutdown = shutdown.clone();

@@ -174,7 +174,7 @@ impl<T: AsyncWrite + Unpin> State<T> {
         taken
     }
 
-    /// Sends what was gathered, and lets the kernel hold back what does not fill a packet, as more may follow.
+    /// Sends what was gathered.
     fn poll_send_parts(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.parts.is_empty() {
             let mut slices = [IoSlice::new(&[]); limits::WRITE_PARTS_MAX];
@@ -213,7 +213,7 @@ impl<T: AsyncWrite + Unpin> State<T> {
     }
 
     fn poll_send_all(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Why alone: a plain write needs no flush behind it, which is a system call.
+        // Why apart: most turns say little, which needs no list of parts.
         while let (1, Some(Part::Copied(len))) = (self.parts.len(), self.parts.front()) {
             let data = &self.copied[self.copied_sent..self.copied_sent + len];
             let written = ready!(Pin::new(&mut self.io).poll_write(context, data))?;

@@ -7,6 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use super::Failure;
+use crate::limits;
 use crate::rt;
 use crate::rt::cores::{self, CorePlan};
 use crate::rt::signal::{self, Shutdown};
@@ -78,7 +79,7 @@ where
     let working = Arc::new(AtomicUsize::new(plan.len()));
     let ended = Shutdown::new();
     let (sender, results) = mpsc::channel();
-    let crew = cores::launch(plan, &ended, |core| {
+    let crew = cores::launch(plan, limits::IO_MEMORY_TOOLS, &ended, |core| {
         let work = prepare(core);
         let (sender, working, ended, progress) = (sender.clone(), working.clone(), ended.clone(), progress.clone());
         move || async move {

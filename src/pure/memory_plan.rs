@@ -5,11 +5,13 @@
 //! | hot records | `--ram_cache`, else a quarter | copies of small records, which give way to nobody |
 //! | fixed | by cores and shards | code, threads, rings, a write buffer for each shard |
 //! | buffers | a sixteenth | spare disk buffers, read-ahead |
-//! | reads | a 32nd | what is being read from the drive, also for clients that have gone |
+//! | reads | a 32nd | what is being read from the drive, also for clients that have gone; registered with the kernel |
 //! | flights | an eighth with backends, else nothing | what is read through, until it has landed |
 //! | peers | all the rest | connections and calls, and, of what they leave, a share for each `Use` |
 //!
 //! So the worst case is the sum of the parts, whatever the peers do: many connections leave less for each of the uses.
+
+use crate::limits;
 
 /// For what a peer makes the process hold memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +94,11 @@ impl MemoryPlan {
     /// What connections and calls may take of the peers' part; more are turned away.
     pub fn apart_max(&self) -> u64 {
         self.peers / 4 * 3
+    }
+
+    /// What each of `cores` registers with the kernel, for its reads of the drive.
+    pub fn io_memory(&self, cores: usize) -> usize {
+        usize::try_from(self.reads / cores as u64).unwrap_or(usize::MAX).min(limits::DISK_READS_LEN_MAX)
     }
 
     /// What interrupted uploads may hold.

@@ -32,6 +32,11 @@ impl<T> Sender<T> {
         self.0.feed(message).await.map_err(|_| Closed)
     }
 
+    /// Waits for room, which is there until the next message is sent.
+    pub async fn room(&mut self) -> Result<(), Closed> {
+        std::future::poll_fn(|context| self.0.poll_ready(context)).await.map_err(|_| Closed)
+    }
+
     /// Sends when there is room, else gives the message back.
     pub fn try_send(&mut self, message: T) -> Result<(), T> {
         self.0.try_send(message).map_err(|refused| refused.into_inner())

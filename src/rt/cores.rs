@@ -160,16 +160,23 @@ pub struct Cores {
 
 /// Starts one executor for each core of `plan`, and returns when all of them exist.
 ///
+/// `io_memory`: bytes that each of them registers with the kernel at most, and reads the drive into while there are some.
+///
 /// `prepare(core)` is called here, for each core in order, and returns what runs on that core's thread: a function
 /// whose future is the core's main task. That future must end once `shutdown` was triggered, and not before.
-pub fn launch<P, M, F>(plan: &CorePlan, shutdown: &Shutdown, mut prepare: P) -> Result<Cores, StartError>
+pub fn launch<P, M, F>(
+    plan: &CorePlan,
+    io_memory: usize,
+    shutdown: &Shutdown,
+    mut prepare: P,
+) -> Result<Cores, StartError>
 where
     P: FnMut(usize) -> M,
     M: FnOnce() -> F + Send + 'static,
     F: Future<Output = ()> + 'static,
 {
     host::probe_uring()?;
-    let io_memory = host::choose_io_memory(plan.len())?;
+    let io_memory = host::choose_io_memory(plan.len(), io_memory)?;
     allocator::set_up();
     let (reporter, reports) = mpsc::channel();
     let mut cores = Cores { threads: Vec::new(), reports, ended: VecDeque::new(), shutdown: shutdown.clone() };

@@ -5,10 +5,8 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
-/// Registered memory of an executor where locked memory is plentiful, in bytes.
-const IO_MEMORY_WIDE: usize = 1 << 20;
-/// Registered memory of an executor elsewhere, in bytes: the least that glommio takes.
-const IO_MEMORY_TIGHT: usize = 64 << 10;
+/// The least registered memory of an executor that glommio takes, in bytes.
+const IO_MEMORY_MIN: usize = 64 << 10;
 /// Each executor registers its memory with three rings, and the kernel counts each.
 const RINGS: u64 = 3;
 /// Locked memory for everything else, in bytes.
@@ -84,18 +82,31 @@ pub fn probe_uring() -> Result<(), HostError> {
     })
 }
 
-/// Raises the limit on locked memory as far as allowed, and chooses the registered memory of each of `cores`
-/// executors, in bytes.
-pub fn choose_io_memory(cores: usize) -> Result<usize, HostError> {
-    let limit = raise(libc::RLIMIT_MEMLOCK, locked_memory_for(cores, IO_MEMORY_WIDE)).map_err(HostError::Limits)?;
-    io_memory_within(limit, cores)
+/// Raises the limit on locked memory as far as allowed, and chooses the registered memory of each of `cores` executors,
+/// in bytes: a power of two, `wanted` at most, and as much of it as may be locked.
+pub fn choose_io_memory(cores: usize, wanted: usize) -> Result<usize, HostError> {
+    let most = wanted.max(IO_MEMORY_MIN);
+    let limit = raise(libc::RLIMIT_MEMLOCK, locked_memory_for(cores, most)).map_err(HostError::Limits)?;
+    let most = 1 << most.ilog2();
+    let within = io_memory_within(limit, cores, most)?;
+    Ok(if may_lock_all() { most } else { within })
 }
 
-fn io_memory_within(limit: u64, cores: usize) -> Result<usize, HostError> {
-    let fits = |io_memory| locked_memory_for(cores, io_memory) <= limit;
-    [IO_MEMORY_WIDE, IO_MEMORY_TIGHT].into_iter().find(|&io_memory| fits(io_memory)).ok_or(HostError::LockedMemory {
+/// True when the kernel does not count what this process locks. Where that is not so after all, in a user namespace,
+/// registering fails, and glommio does without.
+/// Source: capabilities(7), CAP_IPC_LOCK, number 14; proc_pid_status(5), `CapEff` in hexadecimal.
+fn may_lock_all() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
+    effective.is_some_and(|bits| bits >> 14 & 1 == 1)
+}
+
+fn io_memory_within(limit: u64, cores: usize, most: usize) -> Result<usize, HostError> {
+    let mut sizes =
+        std::iter::successors(Some(most), |&io_memory| Some(io_memory / 2).filter(|&half| half >= IO_MEMORY_MIN));
+    sizes.find(|&io_memory| locked_memory_for(cores, io_memory) <= limit).ok_or(HostError::LockedMemory {
         cores,
-        needed_kib: locked_memory_for(cores, IO_MEMORY_TIGHT) >> 10,
+        needed_kib: locked_memory_for(cores, IO_MEMORY_MIN) >> 10,
         limit_kib: limit >> 10,
     })
 }
@@ -184,9 +195,11 @@ mod tests {
     /// Method: the pure part of the choice, at chosen limits.
     #[test]
     fn io_memory_follows_the_limit() {
-        assert_eq!(io_memory_within(u64::MAX, 16).ok(), Some(IO_MEMORY_WIDE));
-        assert_eq!(io_memory_within(8 << 20, 16).ok(), Some(IO_MEMORY_TIGHT));
-        let text = io_memory_within(2 << 20, 16).expect_err("too little").to_string();
+        assert_eq!(io_memory_within(u64::MAX, 16, 8 << 20).ok(), Some(8 << 20));
+        assert_eq!(io_memory_within(49 << 20, 16, 8 << 20).ok(), Some(1 << 20));
+        assert_eq!(io_memory_within(8 << 20, 16, 8 << 20).ok(), Some(128 << 10));
+        assert_eq!(io_memory_within(4 << 20, 16, 8 << 20).ok(), Some(IO_MEMORY_MIN));
+        let text = io_memory_within(2 << 20, 16, 8 << 20).expect_err("too little").to_string();
         assert!(text.contains("16 cores need 4096 KiB") && text.contains("2048 KiB"), "{text}");
         assert!(text.contains("LimitMEMLOCK") && text.contains("ulimit -l"), "{text}");
     }
@@ -196,7 +209,7 @@ mod tests {
     #[test]
     fn probes_pass_here() {
         probe_uring().expect("io_uring works");
-        assert!(choose_io_memory(1).is_ok());
+        assert!(choose_io_memory(1, 3 << 20).is_ok_and(|chosen| chosen.is_power_of_two() && chosen <= 2 << 20));
         assert!(raise_descriptor_limit().is_ok_and(|limit| limit >= 1024));
         assert!(!allowed_cpus().is_empty());
     }

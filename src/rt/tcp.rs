@@ -182,8 +182,6 @@ pub struct TcpConn {
     /// Bytes read since the reactor had a turn.
     in_a_row: usize,
     ahead: Option<Ahead>,
-    /// The kernel may hold back something of what was written.
-    held_back: bool,
     /// Changes what comes, before anybody reads it.
     filter: Option<Filter>,
 }
@@ -194,7 +192,7 @@ pub type Filter = Box<dyn FnMut(&mut [u8])>;
 impl TcpConn {
     fn over(socket: PollableFd<Socket>, peer: Peer) -> Self {
         let (readable, writable) = (Readiness::new(), Readiness::new());
-        Self { readable, writable, socket, peer, in_a_row: 0, ahead: None, held_back: false, filter: None }
+        Self { readable, writable, socket, peer, in_a_row: 0, ahead: None, filter: None }
     }
 
     /// Changes what comes from now on.
@@ -302,35 +300,23 @@ impl TcpConn {
 
 impl AsyncWrite for TcpConn {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        let sent = ready!(self.poll_send(context, |socket| socket.send_with_flags(data, libc::MSG_NOSIGNAL)));
-        self.held_back = false;
-        Poll::Ready(sent)
+        self.poll_send(context, |socket| socket.send_with_flags(data, libc::MSG_NOSIGNAL))
     }
 
-    /// The kernel holds back what fills no packet, until the next `poll_write` or `poll_flush`.
-    ///
-    /// Why: big pieces that come one by one can so be sent from where they are, and still fill their packets.
     fn poll_write_vectored(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         data: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let data = &data[..data.len().min(libc::UIO_MAXIOV as usize)];
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_MORE;
-        let sent = ready!(self.poll_send(context, |socket| socket.send_vectored_with_flags(data, flags)));
-        self.held_back = matches!(self.peer, Peer::Tcp(_));
-        Poll::Ready(sent)
+        self.poll_send(context, |socket| socket.send_vectored_with_flags(data, libc::MSG_NOSIGNAL))
     }
 
     fn is_write_vectored(&self) -> bool {
         true
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if std::mem::take(&mut self.held_back) {
-            // Source: tcp(7): "setting this option forces an explicit flush of pending output".
-            return Poll::Ready(self.socket.get_ref().set_tcp_nodelay(true));
-        }
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 

@@ -1,8 +1,6 @@
 //! What the worker asks of a disk: records, and large blobs in frames. Tests put a faulty one in its place.
 
-use bytes::Bytes;
-
-use super::disk::{Codec, Disk, DiskError, Found, Key, LargeBlob, LargeWriter};
+use super::disk::{Codec, Disk, DiskError, Found, Frames, Key, LargeBlob, LargeWriter};
 use super::purging::ActionCursor;
 use super::ram::Record;
 use crate::pure::digest::Hash;
@@ -70,7 +68,7 @@ pub trait FrameReader {
     /// Bytes at rest of a frame.
     fn stored_len(&self, frame: usize) -> usize;
     /// Reads and checks frames as stored from `first` on: at least one and at most `max`.
-    async fn read_frames(&self, first: usize, max: usize) -> Result<Vec<(Codec, Bytes)>, DiskError>;
+    async fn read_frames(&self, first: usize, max: usize) -> Result<Frames, DiskError>;
 }
 
 impl BlobDisk for Disk {
@@ -171,7 +169,7 @@ impl FrameReader for LargeBlob {
         self.frame(frame).stored_len
     }
 
-    async fn read_frames(&self, first: usize, max: usize) -> Result<Vec<(Codec, Bytes)>, DiskError> {
+    async fn read_frames(&self, first: usize, max: usize) -> Result<Frames, DiskError> {
         LargeBlob::read_frames(self, first, max).await
     }
 }

@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use super::engine::{Core, Shard, VERSION_SHIFT};
 use super::geometry::Volume;
 use super::large::Closing;
-pub use super::large::{FrameInfo, LargeBlob, LargeWriter};
+pub use super::large::{FrameInfo, Frames, LargeBlob, LargeWriter};
 use super::log::{AppendError, Log, Record, Ticket, Urgency, Whereabouts};
 use super::pool::PoolPort;
 pub use super::purging::ActionCursor;
@@ -464,8 +464,8 @@ async fn join(blob: LargeBlob, header: &Header, version: u64) -> Result<Found, D
     let mut at = 0;
     while at < blob.frame_count() {
         let frames = blob.read_frames(at, usize::MAX).await?;
-        at += frames.len();
-        frames.iter().for_each(|(_, piece)| data.extend_from_slice(piece));
+        at += frames.list.len();
+        data.extend_from_slice(&frames.bytes);
     }
     let Header { codec, raw_len, key, origin, .. } = *header;
     Ok(Found::Small(Small { codec, raw_len, data: data.freeze(), version, key_size: key.size, origin }))

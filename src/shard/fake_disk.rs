@@ -6,7 +6,7 @@ use std::rc::Rc;
 use bytes::Bytes;
 
 use super::blob_disk::{BlobDisk, FrameReader, FrameWriter, Stored};
-use super::disk::{Codec, DiskError, Key, Kind};
+use super::disk::{Codec, DiskError, Frames, Key, Kind};
 use super::purging::ActionCursor;
 use super::ram::Record;
 use crate::pure::digest::Hash;
@@ -253,13 +253,17 @@ impl FrameReader for FakeLarge {
         self.frames[frame].1.len()
     }
 
-    async fn read_frames(&self, first: usize, max: usize) -> Result<Vec<(Codec, Bytes)>, DiskError> {
+    async fn read_frames(&self, first: usize, max: usize) -> Result<Frames, DiskError> {
         let range = first..self.frames.len().min(first + max);
-        match self.disk.with(|state| state.damaged_frame) {
-            Some(damaged) if damaged == first => Err(DiskError::Damaged),
+        let frames = match self.disk.with(|state| state.damaged_frame) {
+            Some(damaged) if damaged == first => return Err(DiskError::Damaged),
             // Frames before the damaged one are still good.
-            Some(damaged) if range.contains(&damaged) => Ok(self.frames[first..damaged].to_vec()),
-            _ => Ok(self.frames[range].to_vec()),
-        }
+            Some(damaged) if range.contains(&damaged) => &self.frames[first..damaged],
+            _ => &self.frames[range],
+        };
+        Ok(Frames {
+            bytes: frames.iter().map(|(_, bytes)| &bytes[..]).collect::<Vec<_>>().concat().into(),
+            list: frames.iter().map(|(codec, bytes)| (*codec, bytes.len())).collect(),
+        })
     }
 }

@@ -1,7 +1,6 @@
 //! Large blobs: written frame by frame into chunks, published by a commit record, read frame by frame.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::rc::Rc;
 
 use bytes::{Bytes, BytesMut};
@@ -342,6 +341,23 @@ pub struct FrameInfo {
     pub stored_len: usize,
 }
 
+/// Neighbouring frames of a large blob as they stand at rest.
+#[derive(Debug, Clone, Default)]
+pub struct Frames {
+    /// All of them, one behind the other.
+    pub bytes: Bytes,
+    /// What each is, and how many bytes it has.
+    pub list: Vec<(Codec, usize)>,
+}
+
+impl Frames {
+    /// One by one.
+    pub fn split(self) -> impl ExactSizeIterator<Item = (Codec, Bytes)> {
+        let mut bytes = self.bytes;
+        self.list.into_iter().map(move |(codec, len)| (codec, bytes.split_to(len)))
+    }
+}
+
 /// A large blob open for reading; its chunks are not reused while this lives.
 pub struct LargeBlob {
     core: Rc<Core>,
@@ -403,35 +419,43 @@ impl LargeBlob {
         FrameInfo { codec: frame.codec, raw_len, stored_len: frame.stored_len as usize }
     }
 
-    /// Reads and checks frames from `first` on with as few disk reads as possible: at least one and at most `max`, and of
-    /// those as many as stand in 1 MiB at rest. Empty when `first` is not below `frame_count`.
-    pub async fn read_frames(&self, first: usize, max: usize) -> Result<Vec<(Codec, Bytes)>, DiskError> {
+    /// Reads and checks frames from `first` on with one disk read, where they stand together: at least one and at most `max`,
+    /// and of those as many as stand in 1 MiB at rest. None when `first` is not below `frame_count`.
+    pub async fn read_frames(&self, first: usize, max: usize) -> Result<Frames, DiskError> {
         let most = self.frames.len().min(first.saturating_add(max));
         if first >= most {
-            return Ok(Vec::new());
+            return Ok(Frames::default());
         }
         let start = self.frame_starts[first];
+        let runs = self.run_starts.partition_point(|&run_start| run_start <= start);
+        let together = self.run_starts.get(runs).copied().unwrap_or(u64::MAX);
         let mut last = first + 1;
-        while last < most && self.frame_starts[last + 1] - start <= LARGE_READ_LEN_MAX {
+        while last < most
+            && self.frame_starts[last + 1] - start <= LARGE_READ_LEN_MAX
+            && self.frame_starts[last + 1] <= together
+        {
             last += 1;
         }
-        let Some(mut stored) = self.read_stored(start, self.frame_starts[last]).await else {
+        let Some(bytes) = self.read_stored(start, self.frame_starts[last]).await else {
             return Err(self.damaged());
         };
-        let mut out = Vec::with_capacity(last - first);
+        let frames = Frames {
+            bytes,
+            list: self.frames[first..last].iter().map(|frame| (frame.codec, frame.stored_len as usize)).collect(),
+        };
+        let mut rest = &frames.bytes[..];
         for frame in &self.frames[first..last] {
-            let data = take_front(&mut stored, frame.stored_len as usize);
-            if self.core.sums.payload(&data) != frame.sum {
+            let stored = rest.split_off(..frame.stored_len as usize);
+            if stored.is_none_or(|stored| self.core.sums.payload(stored) != frame.sum) {
                 return Err(self.damaged());
             }
-            out.push((frame.codec, data));
         }
-        Ok(out)
+        Ok(frames)
     }
 
-    /// Bytes `start..end` of the stored stream, in pieces as they stand on disk.
-    async fn read_stored(&self, start: u64, end: u64) -> Option<VecDeque<Bytes>> {
-        let mut pieces = VecDeque::new();
+    /// Bytes `start..end` of the stored stream; copied only where they stand in more than one place.
+    async fn read_stored(&self, start: u64, end: u64) -> Option<Bytes> {
+        let mut joined = BytesMut::new();
         let mut run = self.run_starts.partition_point(|&run_start| run_start <= start).checked_sub(1)?;
         let mut at = start;
         while at < end {
@@ -441,37 +465,22 @@ impl LargeBlob {
             let len = (end.min(run_end) - at) as usize;
             let skip = (position % DISK_ALIGN as u64) as usize;
             let read = self.core.read(position - skip as u64, (skip + len).next_multiple_of(DISK_ALIGN)).await?;
-            pieces.push_back(read.share(skip..skip + len));
+            let part = read.share(skip..skip + len);
+            if len as u64 == end - start {
+                return Some(part);
+            }
+            joined.reserve((end - at) as usize);
+            joined.extend_from_slice(&part);
             at += len as u64;
             run += 1;
         }
-        Some(pieces)
+        Some(joined.freeze())
     }
 
     fn damaged(&self) -> DiskError {
         self.core.drop_damaged(&self.shard, self.tag, self.version >> VERSION_SHIFT);
         DiskError::Damaged
     }
-}
-
-/// Takes the first `len` bytes out of `pieces`, which have as many; copied only where they stand in more than one.
-fn take_front(pieces: &mut VecDeque<Bytes>, len: usize) -> Bytes {
-    let mut joined = BytesMut::new();
-    while let Some(front) = pieces.front_mut() {
-        let part = front.split_to(front.len().min(len - joined.len()));
-        if front.is_empty() {
-            pieces.pop_front();
-        }
-        if part.len() == len {
-            return part;
-        }
-        joined.reserve(len - joined.len());
-        joined.extend_from_slice(&part);
-        if joined.len() == len {
-            break;
-        }
-    }
-    joined.freeze()
 }
 
 /// Where things of these lengths start when they stand one behind the other, and where the last one ends.

@@ -1,5 +1,7 @@
 //! The bytes of a stored blob in the form that a reader takes, from the offset that it wants.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 
 use super::blob_disk::{BlobDisk, FrameReader};
@@ -7,7 +9,7 @@ use super::codec::{wrap_raw, wrapped_len};
 use super::disk::{Codec, DiskError};
 use super::ram::Record;
 use super::worker::{Worker, store_error};
-use crate::limits::{FRAME_LEN, READ_AHEAD_FRAMES};
+use crate::limits::{FRAME_LEN, READ_AHEAD_FRAMES, READ_AT_ONCE_FRAMES};
 use crate::pure::digest::Digest;
 use crate::rt::channel::{self, Sender};
 use crate::store::{Accept, Blob, BlobStream, Encoding, Get, StoreError};
@@ -53,7 +55,7 @@ impl<D: BlobDisk> Worker<D> {
     }
 
     /// The raw bytes `range` of one frame, as `encoding` wants them.
-    fn piece(&self, frame: Frame, range: std::ops::Range<usize>, encoding: Encoding) -> Result<Bytes, DiskError> {
+    fn piece(&self, frame: Frame, range: Range<usize>, encoding: Encoding) -> Result<Bytes, DiskError> {
         let whole = range == (0..frame.raw_len);
         match (frame.codec, encoding) {
             (Codec::Zstd, Encoding::Zstd) if whole => Ok(frame.stored),
@@ -120,7 +122,7 @@ struct Reader<D: BlobDisk> {
 }
 
 impl<D: BlobDisk> Reader<D> {
-    /// Sends `pieces` and all that follow, one ahead of the receiver. Ends when the receiver is gone.
+    /// Sends `pieces` and all that follow, one read ahead of the receiver. Ends when the receiver is gone.
     async fn run(mut self, mut pieces: Vec<Bytes>, mut sender: Sender<Result<Bytes, StoreError>>) {
         loop {
             for piece in pieces {
@@ -128,7 +130,7 @@ impl<D: BlobDisk> Reader<D> {
                     return;
                 }
             }
-            if self.is_done() {
+            if self.is_done() || sender.room().await.is_err() {
                 return;
             }
             pieces = match self.read().await {
@@ -163,27 +165,48 @@ impl<D: BlobDisk> Reader<D> {
 
     /// The next few pieces, checked and encoded.
     async fn read(&mut self) -> Result<Vec<Bytes>, DiskError> {
-        let wanted = self.span.end.div_ceil(FRAME_LEN as u64) as usize;
-        let most = wanted.saturating_sub(self.next).clamp(1, READ_AHEAD_FRAMES);
+        let end = self.span.end.div_ceil(FRAME_LEN as u64) as usize;
+        let left = end.saturating_sub(self.next).max(1);
+        let is_short = end - (self.span.start / FRAME_LEN as u64) as usize <= READ_AT_ONCE_FRAMES;
+        let most = if is_short && self.passes(self.blob.codec(self.next)) { left } else { left.min(READ_AHEAD_FRAMES) };
         let frames = self.blob.read_frames(self.next, most).await?;
-        let mut pieces = Vec::with_capacity(frames.len());
-        for (codec, stored) in frames {
-            let start = self.frame_start(self.next);
-            let raw_len = (self.digest.size - start).min(FRAME_LEN as u64) as usize;
-            let within = |at: u64| at.saturating_sub(start).min(raw_len as u64) as usize;
-            let range = within(self.span.start)..within(self.span.end);
+        let (first, count) = (self.next, frames.list.len());
+        self.next += count;
+        let range = self.within(first, count);
+        let raw_len = (self.digest.size.min(self.frame_start(self.next)) - self.frame_start(first)) as usize;
+        if count > 1 && frames.list.iter().all(|&(codec, _)| self.passes(codec)) {
+            match self.encoding {
+                Encoding::Identity if frames.bytes.len() == raw_len => return Ok(vec![frames.bytes.slice(range)]),
+                Encoding::Zstd if range == (0..raw_len) => return Ok(vec![frames.bytes]),
+                _ => {}
+            }
+        }
+        let mut pieces = Vec::with_capacity(count);
+        for (frame, (codec, stored)) in (first..).zip(frames.split()) {
+            let raw_len = (self.digest.size - self.frame_start(frame)).min(FRAME_LEN as u64) as usize;
             let is_transcoded = codec == Codec::Zstd && self.encoding == Encoding::Identity;
-            let piece = self.worker.piece(Frame { codec, stored, raw_len }, range, self.encoding);
+            let piece = self.worker.piece(Frame { codec, stored, raw_len }, self.within(frame, 1), self.encoding);
             if piece == Err(DiskError::Damaged) {
                 self.worker.forget_damaged(&self.worker.cas_key(&self.digest));
             }
             pieces.push(piece?);
-            self.next += 1;
             if is_transcoded {
                 self.worker.breathe(raw_len).await;
             }
         }
         if pieces.is_empty() { Err(DiskError::Damaged) } else { Ok(pieces) }
+    }
+
+    /// Frames of this codec are sent as they stand, where they are wanted as a whole.
+    fn passes(&self, codec: Codec) -> bool {
+        matches!((codec, self.encoding), (Codec::Raw, Encoding::Identity) | (Codec::Zstd, Encoding::Zstd))
+    }
+
+    /// Which of the raw bytes of these frames are wanted.
+    fn within(&self, first: usize, count: usize) -> Range<usize> {
+        let (start, end) = (self.frame_start(first), self.frame_start(first + count).min(self.digest.size));
+        let within = |at: u64| (at.clamp(start, end) - start) as usize;
+        within(self.span.start)..within(self.span.end)
     }
 
     fn frame_start(&self, frame: usize) -> u64 {

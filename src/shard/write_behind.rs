@@ -327,11 +327,11 @@ impl<D: BlobDisk> Cursor<D> {
         }
         let frames = object.blob.read_frames(first, READ_AHEAD_FRAMES).await;
         let frames = frames.map_err(|error| BodyError(error.to_string()))?;
-        if frames.is_empty() {
+        if frames.list.is_empty() {
             return Err(BodyError("the blob ends too early".into()));
         }
-        self.next = Some(first + frames.len());
-        for (number, (codec, stored)) in frames.into_iter().enumerate() {
+        self.next = Some(first + frames.list.len());
+        for (number, (codec, stored)) in frames.split().enumerate() {
             self.ready.push(object.frame(first + number, codec, stored)?);
         }
         self.ready.reverse();
