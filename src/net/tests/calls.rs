@@ -135,6 +135,13 @@ fn deadlines_end_calls() {
             assert_eq!(harness.store.brake(|brake| brake.waiting), 0);
         }
         harness.store.brake(|brake| brake.hold = false);
+        // Nothing is answered after no time, however fast it is.
+        for timeout in ["0n", "00000000H"] {
+            client
+                .call_with(READ, &[("grpc-timeout", timeout)], request())
+                .await
+                .expect(Code::DeadlineExceeded, "deadline");
+        }
         for timeout in ["60S", "1M", "99999999H"] {
             client.call_with(READ, &[("grpc-timeout", timeout)], request()).await.expect(Code::Ok, "");
         }
