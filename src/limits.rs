@@ -359,6 +359,10 @@ pub const HEADER_READERS: usize = 16;
 /// Headers of records that a purge reads at a time on one core, and keys that it removes with one sync.
 pub const PURGE_READS_MAX: usize = 32;
 pub const PURGE_BATCH: usize = 256;
+/// How often a key is removed again that is stored anew while it is purged.
+pub const PURGE_TRIES_MAX: usize = 8;
+/// Purges of many that stand, at most. With more, the two oldest become one that covers what both do.
+pub const PURGES_STANDING_MAX: usize = 64;
 /// How long the purge of a thing waits for its upload to a backend to end.
 pub const PURGE_UPLOAD_WAIT: Duration = Duration::from_secs(30);
 /// How often a purge that goes on says so in the log.

@@ -5,6 +5,7 @@ use twox_hash::xxhash3_64::Hasher;
 
 use super::civil_time::parse_rfc3339;
 use super::http_cache::decode_percent;
+use crate::limits::PURGES_STANDING_MAX;
 
 /// Stands for an instance name. Two names may share a tag, once in four billion: a purge then takes more than was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -176,9 +177,6 @@ impl Standing {
 
 /// What stores round times to, and what their clocks may run apart from ours between two answers.
 const SLACK_S: u32 = 2;
-/// Purges that stand, at most. With more, the two oldest become one that covers what both do.
-pub const STANDING_MAX: usize = 64;
-
 /// All purges that stand, the oldest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Purges(Vec<Standing>);
@@ -191,7 +189,7 @@ impl Purges {
         let added = Standing { which, at_s: u32::try_from(now_s).unwrap_or(u32::MAX) };
         self.0.retain(|old| !(which.includes(&old.which) && added.at_s >= old.at_s));
         self.0.push(added);
-        if self.0.len() > STANDING_MAX {
+        if self.0.len() > PURGES_STANDING_MAX {
             let (first, second) = (self.0.remove(0), self.0.remove(0));
             let merged = Standing { which: first.which.hull(&second.which), at_s: first.at_s.max(second.at_s) };
             self.0.insert(0, merged);
@@ -304,14 +302,14 @@ mod tests {
     fn purges_that_stand() {
         let mut purges = Purges::default();
         let made = |n: u32| 10_000 + 100 * n;
-        for n in 0..2 * STANDING_MAX as u32 {
+        for n in 0..2 * PURGES_STANDING_MAX as u32 {
             let which =
                 Which { since_s: Some(made(n) - 50), before_s: None, instance: Some(InstanceTag::of(&n.to_string())) };
             purges.add(which, u64::from(made(n)));
             for m in 0..=n {
                 assert!(purges.cover(origin(made(m) - 10, &m.to_string())), "{m} of {n}");
             }
-            assert!(!purges.cover(origin(made(n) + 10, &n.to_string())) && purges.len() <= STANDING_MAX);
+            assert!(!purges.cover(origin(made(n) + 10, &n.to_string())) && purges.len() <= PURGES_STANDING_MAX);
             assert_eq!(Purges::parse(&purges.to_text()).as_ref(), Some(&purges));
         }
         purges.add(Which::default(), 1_000_000);

@@ -6,15 +6,12 @@ use super::disk::{DiskError, Key};
 use super::engine::{Core, Shard};
 use super::log::{AppendError, Record, Ticket, Urgency};
 use super::recover::tomb_tag;
-use crate::limits::PURGE_READS_MAX;
+use crate::limits::{PURGE_READS_MAX, PURGE_TRIES_MAX};
 use crate::pure::index::Word;
 use crate::pure::purge::Which;
 use crate::pure::record::{HEADER_LEN, Header, TombOrder};
 use crate::pure::segment::FooterEntry;
 use crate::rt::join::map_bounded;
-
-/// How often a key is removed again that is stored anew meanwhile.
-const TRIES_MAX: usize = 8;
 
 /// How far a walk over this core's action results has come. It sees every one that was there when it began; one that is
 /// moved meanwhile is moved to where the walk has yet to come.
@@ -57,7 +54,7 @@ impl Core {
 
     /// Why a tomb also where nothing is found: what was dropped a moment ago may have left none on the disk yet.
     async fn bury_for_good(self: &Rc<Self>, shard: &Rc<Shard>, tag: u64, any: &mut bool) -> Result<Ticket, DiskError> {
-        for _ in 0..TRIES_MAX {
+        for _ in 0..PURGE_TRIES_MAX {
             let gone = shard.state.with(|state| state.forget(tag));
             *any |= gone.is_some();
             let held = gone.and_then(|(_, held)| held);
