@@ -265,6 +265,9 @@ table! {
         "Uploads that are lost, as too many are owed already. The blobs stay in this cache only."
     PurgedEntries: Ours Counter Count "purged_entries_total" ["kind"]
         "Blobs (cas) and action results (ac) that administrators have purged. What was purged is built again: expect misses."
+    PurgesFailed: Ours Counter Count "purges_failed_total" []
+        "Purges that ended with an error, as the drive or a backend refused, or as what was to go was stored again as fast as \
+         it went. What they were to take may come back: the log says why; ask again."
     AccessDenied: Ours Counter Count "access_denied_total" ["reason"]
         "Requests that were refused for want of a credential that may (no_credential, role), because one was wrong \
          (malformed, wrong_password, wrong_token), or because too many passwords waited to be compared (busy). Many wrong \

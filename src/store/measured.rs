@@ -6,8 +6,8 @@ use bytes::Bytes;
 
 use super::complete::Complete;
 use super::{
-    ActionEntry, ActionKey, Blob, Get, Memory, Opened, Purge, Purged, Purpose, Put, PutOutcome, Store, StoreError,
-    UploadKey, UploadStatus, Wanted,
+    ActionEntry, ActionKey, Blob, Get, Memory, Opened, Purge, Purged, Purpose, Put, PutOutcome, Store,
+    StoreError, UploadKey, UploadStatus, Wanted,
 };
 use crate::metrics::{Counter, Metric, Snapshot};
 use crate::pure::digest::{Digest, Hash};
@@ -30,6 +30,7 @@ struct Counts {
     contains_blob: Ratio,
     purged_blobs: Counter,
     purged_actions: Counter,
+    purges_failed: Counter,
 }
 
 #[derive(Default)]
@@ -60,6 +61,7 @@ impl<S> Measured<S> {
         self.counts.contains_blob.report("cas", "contains", into);
         into.add_for(Metric::PurgedEntries, ["cas"], &self.counts.purged_blobs);
         into.add_for(Metric::PurgedEntries, ["ac"], &self.counts.purged_actions);
+        into.add(Metric::PurgesFailed, self.counts.purges_failed.get());
     }
 }
 
@@ -163,7 +165,7 @@ impl<S: Store> Store for Measured<S> {
     }
 
     async fn purge(&self, purge: Purge) -> Result<Purged, StoreError> {
-        let purged = self.inner.purge(purge).await?;
+        let purged = self.inner.purge(purge).await.inspect_err(|_| self.counts.purges_failed.count())?;
         match purge {
             Purge::Blob(_) => self.counts.purged_blobs.add(purged.purged),
             Purge::Action(_) | Purge::Actions(_) => self.counts.purged_actions.add(purged.purged),
@@ -178,6 +180,23 @@ mod tests {
     use crate::rt::cores::block_on;
     use crate::store::fake::{FakeStore, digest_of};
     use crate::store::{Accept, Encoding, Uncounted};
+
+    /// Goal: a purge that failed is counted, as one that took nothing. Method: one that the store fails, one that it does not.
+    #[test]
+    fn purges_that_failed_are_counted() {
+        block_on(async {
+            let fake = FakeStore::default();
+            let store = Measured::new(Complete::new(fake.clone()));
+            let purge = Purge::Blob(fake.add("here").hash);
+            fake.with(|state| state.fail_next = Some(StoreError::Disk("it is stored again".into())));
+            assert!(store.purge(purge).await.is_err());
+            assert_eq!(store.purge(purge).await.map(|purged| purged.purged), Ok(1));
+            let mut all = Snapshot::default();
+            store.report(&mut all);
+            assert_eq!(all.value(Metric::PurgesFailed, &[]), Some(1.0));
+            assert_eq!(all.value(Metric::PurgedEntries, &["cas"]), Some(1.0));
+        });
+    }
 
     /// Goal: each question is counted once, by kind and by what was found. Method: questions of each kind to a store that
     /// holds one blob.

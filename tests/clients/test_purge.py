@@ -158,6 +158,7 @@ def test_a_store_loses_it_too(store, fresh):
         store.methods, store.fault = ("DELETE",), 403
         status, text = ask(server, "DELETE", f"/cas/{content.hash}")
         assert status == 502 and "AccessDenied" in text
+        assert scrape(server)["bazel_remote_purges_failed_total"] == 1
         store.fault = None
         # It went from here, and comes back from there: nothing else was promised.
         assert client.find_missing([digest(content)]) == []
