@@ -145,6 +145,15 @@ impl Trust {
                 return Err(Cause::Secret(Wrong::Value));
             }
         }
+        self.place(headers)
+    }
+
+    /// The scope of a blob or result that an administrator names by its hash. No secret: his role says who he is.
+    pub fn named(&self, headers: &HeaderMap) -> Result<Scope, Status> {
+        if is_unplaced(headers) { Ok(Scope::default()) } else { self.place(headers).map_err(Cause::status) }
+    }
+
+    fn place(&self, headers: &HeaderMap) -> Result<Scope, Cause> {
         let prefix = single(headers, &PREFIX).map_err(Cause::Prefix)?;
         if !is_valid_prefix(prefix) {
             return Err(Cause::Prefix(Wrong::Value));
@@ -166,6 +175,11 @@ impl Trust {
             into.add_for(*metric, [*label], count);
         }
     }
+}
+
+/// Whether a request says nothing of where its blobs belong.
+pub fn is_unplaced(headers: &HeaderMap) -> bool {
+    [PREFIX, ENDPOINT, BUCKET].iter().all(|name| !headers.contains_key(name))
 }
 
 /// The one value of a header.
@@ -270,6 +284,25 @@ mod tests {
             assert_eq!(trust.admit(path, &HeaderMap::new()), Ok(None));
         }
         assert!(trust.admit("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", &HeaderMap::new()).is_err());
+    }
+
+    /// Goal: an administrator names a tenant's blob as its tenant does, but for the secret; half a name is refused, and none is
+    /// what has no prefix. Method: a name, without each part; with a map and without one.
+    #[test]
+    fn names_of_administrators() {
+        let trust_of = |map: &[(&str, &[&str])]| trust(Some("hush"), map);
+        let said: [(&HeaderName, &str); 3] = [(&PREFIX, "t/1/"), (&ENDPOINT, "http://a:1"), (&BUCKET, "own")];
+        let whole = Scope::new(Some(Selection { backend: 0, bucket: 0 }), Some("t/1/"));
+        let (mapped, plain) = (trust_of(&MAP), trust_of(&[]));
+        assert_eq!(mapped.named(&headers(&said)), Ok(whole));
+        assert_eq!(plain.named(&headers(&said[..1])), Ok(Scope::new(None, Some("t/1/"))));
+        assert_eq!(mapped.named(&HeaderMap::new()), Ok(Scope::default()));
+        for left_out in 0..3 {
+            let rest = [&said[..left_out], &said[left_out + 1..]].concat();
+            let status = mapped.named(&headers(&rest)).expect_err("half a name");
+            assert_eq!(status.code, Code::InvalidArgument, "{left_out}");
+        }
+        assert!(plain.named(&headers(&said[1..])).is_err() && plain.named(&headers(&[(&PREFIX, "../x")])).is_err());
     }
 
     /// Goal: each cause is logged once in a while. Method: times as arguments.

@@ -130,6 +130,11 @@ def test_bad_requests_name_the_field(fresh):
         status, text = ask(server, "POST", f"/admin/purge{query}")
         assert (status, text.split(":")[0]) == (400, field), text
     assert ask(server, "DELETE", "/cas/short")[0] == 400
+    connection = http.client.HTTPConnection(server.http_address, timeout=60)
+    connection.request("DELETE", f"/cas/{unique(100).hash}", headers={"x-blacksmith-storage-prefix": "t/1"})
+    reply = connection.getresponse()
+    assert reply.status == 400 and b"--trust_storage_prefix_header" in reply.read()
+    connection.close()
     assert ask(server, "PUT", "/admin/purge", b"")[0] == 405
 
 

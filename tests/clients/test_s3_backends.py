@@ -122,6 +122,52 @@ def test_prefixes_keep_tenants_apart(stores, make):
     connection.close()
 
 
+def test_a_tenants_blob_is_purged_by_its_hash(stores, make):
+    """By who names the tenant as its calls do, but for the secret: here and in its store, and nobody else's."""
+    server = make(allow_unauthenticated_purges="true", enable_ac_key_instance_mangling="true")
+    content, action = unique(5000), digest_of(b"an action of tenants")
+    result = message("ActionResult")(exit_code=5)
+
+    def purge(method: str, path: str, **headers: str):
+        connection = http.client.HTTPConnection(server.http_address, timeout=30)
+        try:
+            connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+            reply = connection.getresponse()
+            return reply.status, reply.read().decode()
+        finally:
+            connection.close()
+
+    one_is = {"x_blacksmith_storage_prefix": "t/one/", "x_blacksmith_s3_endpoint": name_of(stores[1])}
+    one_is["x_blacksmith_s3_bucket"] = "own"
+    with Tenant(server, stores[1], "t/one/") as one, Tenant(server, stores[1], "t/two/") as two:
+        for tenant in (one, two):
+            upload(tenant, content)
+            for instance in ("main", "other"):
+                tenant.update_action(action, result, instance_name=instance)
+        until(lambda: len(stores[1].objects) == 6, "the uploads")
+        # Half a name, and one for what takes no name, are refused: they would purge something else.
+        for method, path, headers in [
+            ("DELETE", f"/cas/{content.hash}", one_is | {"x_blacksmith_storage_prefix": "/t"}),
+            ("DELETE", f"/cas/{content.hash}", {"x_blacksmith_storage_prefix": "t/one/"}),
+            ("POST", "/admin/purge?all=true", one_is),
+        ]:
+            assert purge(method, path, **headers)[0] == 400
+        # Without a prefix there is nothing of this hash.
+        assert json.loads(purge("DELETE", f"/cas/{content.hash}")[1])["purged"] == 0
+        assert not one.missing(digest(content))
+        assert json.loads(purge("DELETE", f"/cas/{content.hash}", **one_is)[1])["purged"] == 1
+        assert json.loads(purge("DELETE", f"/main/ac/{action.hash}", **one_is)[1])["purged"] == 1
+        assert one.missing(digest(content)) and not two.missing(digest(content))
+        with fails(Code.NOT_FOUND):
+            one.get_action(action, instance_name="main")
+        assert one.get_action(action, instance_name="other").exit_code == 5
+        assert two.get_action(action, instance_name="main").exit_code == 5
+        assert len(stores[1].objects) == 4 and f"t/one/{blob_key(content.hash)}" not in stores[1].objects
+    server.restart(crash=True)
+    with Tenant(server, stores[1], "t/one/") as one:
+        assert one.missing(digest(content))
+
+
 def test_reads_through_the_store_that_a_call_names(stores, make):
     """A cold blob comes from the store, the bucket and the prefix that the call names; from no other."""
     server = make()

@@ -9,12 +9,13 @@ use http::header::{
     TRANSFER_ENCODING, X_CONTENT_TYPE_OPTIONS,
 };
 use http::request::Parts;
-use http::{Method, Request, Response, StatusCode, Version};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 
 use super::super::credential;
 use super::super::memory::Shares;
 use super::super::server::Server;
+use super::super::trust::is_unplaced;
 use super::body::{Body, Exchange};
 use super::cache;
 use super::counters::Handler;
@@ -22,6 +23,7 @@ use super::io::InRequest;
 use crate::access::{Peer, Role};
 use crate::pure::http_cache::Target;
 use crate::pure::json::Json;
+use crate::pure::scope::Scope;
 use crate::service::purge::{purge_actions, purge_target, told};
 use crate::service::refusal::Refusal;
 use crate::store::{Purged, Store};
@@ -97,7 +99,19 @@ pub async fn answer<S: Store>(
         (Handler::Page, _) => page(&head.method, exchange),
         (Handler::Get | Handler::Head, Some(target)) => cache::get(&server, target, &head, &shares, exchange).await,
         (Handler::Put, Some(target)) => cache::put(&server, role, target, &head, body, &shares, exchange).await,
-        (Handler::Purge, Some(target)) => purge(path, purge_target(&server.services, target), exchange).await,
+        (Handler::Purge, Some(target)) => match named_scope(&server, &head.headers) {
+            Ok(scope) => {
+                let of = scope.prefix().map_or_else(String::new, |prefix| format!(" below {prefix:?}"));
+                let services = server.services.scoped(&scope);
+                purge(&format!("{path}{of}"), purge_target(&services, target), exchange).await
+            }
+            Err(refusal) => cache::reject(&server, refusal, &head, body, &shares, exchange),
+        },
+        (Handler::Purge, None) if head.method == Method::POST && !is_unplaced(&head.headers) => {
+            let refusal =
+                Refusal::new(400, "a purge of many takes those of all tenants: name no prefix, backend or bucket");
+            cache::reject(&server, refusal, &head, body, &shares, exchange)
+        }
         (Handler::Purge, None) if head.method == Method::POST => {
             let query = head.uri.query().unwrap_or_default();
             purge(&format!("action results, {query}"), purge_actions(&server.services, query), exchange).await
@@ -118,6 +132,16 @@ pub async fn answer<S: Store>(
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)
+}
+
+/// Where the blob or result belongs that a purge names.
+fn named_scope<S>(server: &Server<S>, headers: &HeaderMap) -> Result<Scope, Refusal> {
+    match &server.settings.trust {
+        Some(trust) => trust.named(headers).map_err(Refusal::from),
+        None if is_unplaced(headers) => Ok(Scope::default()),
+        // Why not passed over: something else would be purged than was meant.
+        None => Err(Refusal::new(400, "this server knows no tenants: see --trust_storage_prefix_header")),
+    }
 }
 
 /// Why a request that hyper lets pass is none. Whoever stands between may have read another one in it.
