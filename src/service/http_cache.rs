@@ -273,7 +273,7 @@ async fn put_action<S: Store>(
     declared: Declared<'_>,
     body: &mut impl Incoming,
 ) -> Result<PutOutcome, Refusal> {
-    let data = collect_whole(declared, limits::ACTION_RESULT_LEN_MAX, body).await?;
+    let data = collect_whole(services, declared, limits::ACTION_RESULT_LEN_MAX, body).await?;
     let media_type = declared.content_type.split(';').next().unwrap_or_default().trim();
     let (result, sent) = match media_type.eq_ignore_ascii_case(JSON) {
         true => (action_json::decode(&data)?, None),
@@ -296,7 +296,7 @@ async fn put_raw<S: Store>(
     declared: Declared<'_>,
     body: &mut impl Incoming,
 ) -> Result<PutOutcome, Refusal> {
-    let data = collect_whole(declared, limits::HTTP_RAW_LEN_MAX, body).await?;
+    let data = collect_whole(services, declared, limits::HTTP_RAW_LEN_MAX, body).await?;
     let digest = Digest { hash: Hash(Sha256::digest(&data).into()), size: data.len() as u64 };
     if !data.is_empty() {
         let stored = store_blob(services, &target.instance, digest, Encoding::Identity, data).await;
@@ -359,12 +359,24 @@ fn encoding_of(content_encoding: &str) -> Result<Encoding, Refusal> {
     }
 }
 
-/// The body of an upload to `/ac/`, of at most `max` bytes and of the size that the headers say.
-async fn collect_whole(declared: Declared<'_>, max: usize, body: &mut impl Incoming) -> Result<Bytes, Refusal> {
-    if encoding_of(declared.content_encoding)? == Encoding::Zstd {
-        return Err(Refusal::new(400, "Unsupported content-encoding for /ac/: send identity"));
+/// The body of an upload to `/ac/`, of at most `max` bytes and of the size that the headers say. Not as it came where it is zstd:
+/// it is looked at, and action results are kept as they are.
+async fn collect_whole<S: Store>(
+    services: &Services<S>,
+    declared: Declared<'_>,
+    max: usize,
+    body: &mut impl Incoming,
+) -> Result<Bytes, Refusal> {
+    let encoding = encoding_of(declared.content_encoding)?;
+    let size = declared_size(declared, encoding)?;
+    if let (Encoding::Zstd, Some(size)) = (encoding, size) {
+        let raw_len = usize::try_from(size).ok().filter(|len| *len <= max).ok_or_else(|| too_long(max))?;
+        let encoded_max = declared.content_length.map_or(max, |len| max.min(usize::try_from(len).unwrap_or(max)));
+        body.hold(encoded_max + raw_len).await?;
+        let encoded = collect(declared, max, body).await?;
+        let decoded = services.store.decoded(&encoded, raw_len);
+        return decoded.map_err(|error| Refusal::new(400, error.to_string()));
     }
-    let size = declared_size(declared, Encoding::Identity)?;
     let data = collect(declared, max, body).await?;
     match size {
         Some(size) if size != data.len() as u64 => {
@@ -397,9 +409,8 @@ fn declared_size(declared: Declared<'_>, encoding: Encoding) -> Result<Option<u6
 
 /// The whole body, of at most `max` bytes.
 async fn collect(declared: Declared<'_>, max: usize, body: &mut impl Incoming) -> Result<Bytes, Refusal> {
-    let too_long = || Refusal::new(413, format!("the body has more than the {max} bytes that are taken here"));
     let expected = match declared.content_length {
-        Some(len) => usize::try_from(len).ok().filter(|len| *len <= max).ok_or_else(too_long)?,
+        Some(len) => usize::try_from(len).ok().filter(|len| *len <= max).ok_or_else(|| too_long(max))?,
         None => max,
     };
     body.hold(expected).await?;
@@ -411,11 +422,15 @@ async fn collect(declared: Declared<'_>, max: usize, body: &mut impl Incoming) -
     let mut data = Vec::from(first);
     while let Some(piece) = body.next().await? {
         if data.len() + piece.len() > max {
-            return Err(too_long());
+            return Err(too_long(max));
         }
         data.extend_from_slice(&piece);
     }
     Ok(data.into())
+}
+
+fn too_long(max: usize) -> Refusal {
+    Refusal::new(413, format!("the body has more than the {max} bytes that are taken here"))
 }
 
 /// Source: bazel-remote's text.

@@ -22,8 +22,8 @@ use crate::rt::gate::Gate;
 use crate::rt::local::Event;
 use crate::rt::time::{Either, race};
 use crate::store::{
-    ActionEntry, ActionKey, Blob, Get, Opened, Purge, Purged, Purpose, Put, PutOutcome, Store, StoreError, UploadKey,
-    UploadStatus, Wanted,
+    ActionEntry, ActionKey, Blob, Get, NotDecoded, Opened, Purge, Purged, Purpose, Put, PutOutcome, Store, StoreError,
+    UploadKey, UploadStatus, Wanted,
 };
 
 /// One core's end of the mesh, made before the cores start and handed to its core.
@@ -250,6 +250,10 @@ impl<D: BlobDisk> Store for Router<D> {
             None => self.worker.action_drop(key, version).await,
             Some(lane) => lane.ask(self.worker.scope(), |reply| Request::ActionDrop { key, version, reply }).await,
         }
+    }
+
+    fn decoded(&self, zstd: &[u8], raw_len: usize) -> Result<Bytes, NotDecoded> {
+        self.worker.decoded(zstd, raw_len)
     }
 
     async fn purge(&self, purge: Purge) -> Result<Purged, StoreError> {

@@ -12,7 +12,7 @@ use bytes::Bytes;
 pub(super) use self::admit::Admitted;
 use self::admit::Lines;
 use super::blob_disk::{BlobDisk, Stored};
-use super::codec::{Codecs, StorageMode, StreamDecoder};
+use super::codec::{Codecs, DecodeError, StorageMode, StreamDecoder};
 use super::disk::{Codec, DiskError, Key, Kind};
 use super::fences::Fences;
 use super::ram::{RamStats, RamTier, Record, own};
@@ -36,7 +36,8 @@ use crate::rt::gate::Gate;
 use crate::rt::local::{Event, Local, Permits};
 use crate::rt::published::Reader;
 use crate::store::{
-    ActionEntry, ActionKey, Blob, Encoding, Get, Opened, Purpose, Put, PutOutcome, StoreError, UploadKey, UploadStatus,
+    ActionEntry, ActionKey, Blob, Encoding, Get, NotDecoded, Opened, Purpose, Put, PutOutcome, StoreError, UploadKey,
+    UploadStatus,
 };
 
 /// What boot decides for each core.
@@ -327,6 +328,18 @@ impl<D: BlobDisk> Worker<D> {
             }
         }
         Ok(PutOutcome::Stored)
+    }
+
+    /// See `Store::decoded`.
+    pub fn decoded(&self, zstd: &[u8], raw_len: usize) -> Result<Bytes, NotDecoded> {
+        let detail = match self.0.codecs.decode(zstd, raw_len) {
+            Ok(raw) if raw.len() == raw_len => return Ok(raw.into()),
+            Ok(_) => "there are less",
+            Err(DecodeError::TooLong) => "there are more",
+            Err(DecodeError::Bad(detail)) => detail,
+            Err(DecodeError::Memory { .. }) => "there is no memory for it",
+        };
+        Err(NotDecoded { raw_len, detail })
     }
 
     pub async fn open_upload(&self, key: UploadKey, offset: u64) -> Result<Opened<UploadHandle>, StoreError> {

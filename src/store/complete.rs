@@ -7,8 +7,8 @@ use bytes::Bytes;
 
 use super::walk::{Visit, Walk, WalkStop};
 use super::{
-    Accept, ActionEntry, ActionKey, Blob, Get, Memory, Opened, Purge, Purged, Purpose, Put, PutOutcome, Store,
-    StoreError, Uncounted, UploadKey, UploadStatus, Wanted, bring, wait_holding,
+    Accept, ActionEntry, ActionKey, Blob, Get, Memory, NotDecoded, Opened, Purge, Purged, Purpose, Put, PutOutcome,
+    Store, StoreError, Uncounted, UploadKey, UploadStatus, Wanted, bring, wait_holding,
 };
 use crate::limits;
 use crate::pure::action_result::{References, sort_distinct};
@@ -233,5 +233,9 @@ impl<S: Store> Store for Complete<S> {
 
     async fn purge(&self, purge: Purge) -> Result<Purged, StoreError> {
         self.inner.purge(purge).await
+    }
+
+    fn decoded(&self, zstd: &[u8], raw_len: usize) -> Result<Bytes, NotDecoded> {
+        self.inner.decoded(zstd, raw_len)
     }
 }

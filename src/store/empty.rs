@@ -5,8 +5,8 @@
 use bytes::Bytes;
 
 use super::{
-    Accept, ActionEntry, ActionKey, Blob, Encoding, Get, Opened, Purge, Purged, Purpose, Put, PutOutcome, Store,
-    StoreError, UploadKey, UploadStatus, Wanted,
+    Accept, ActionEntry, ActionKey, Blob, Encoding, Get, NotDecoded, Opened, Purge, Purged, Purpose, Put, PutOutcome,
+    Store, StoreError, UploadKey, UploadStatus, Wanted,
 };
 use crate::pure::digest::{Digest, EMPTY, Hash};
 use crate::pure::purge::InstanceTag;
@@ -104,6 +104,10 @@ impl<S: Store> Store for Empty<S> {
             Purge::Blob(hash) if hash == EMPTY.hash => Ok(Purged::default()),
             purge => self.0.purge(purge).await,
         }
+    }
+
+    fn decoded(&self, zstd: &[u8], raw_len: usize) -> Result<Bytes, NotDecoded> {
+        self.0.decoded(zstd, raw_len)
     }
 }
 

@@ -273,6 +273,11 @@ impl Store for FakeStore {
         Ok(())
     }
 
+    fn decoded(&self, zstd: &[u8], raw_len: usize) -> Result<Bytes, NotDecoded> {
+        let raw = raw_of(zstd).filter(|raw| raw.len() == raw_len).map(Bytes::from);
+        raw.ok_or(NotDecoded { raw_len, detail: "not made by the fake" })
+    }
+
     async fn purge(&self, purge: Purge) -> Result<Purged, StoreError> {
         self.trouble()?;
         Ok(self.with(|state| {

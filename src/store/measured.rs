@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::complete::Complete;
 use super::{
-    ActionEntry, ActionKey, Blob, Get, Memory, Opened, Purge, Purged, Purpose, Put, PutOutcome, Store,
+    ActionEntry, ActionKey, Blob, Get, Memory, NotDecoded, Opened, Purge, Purged, Purpose, Put, PutOutcome, Store,
     StoreError, UploadKey, UploadStatus, Wanted,
 };
 use crate::metrics::{Counter, Metric, Snapshot};
@@ -171,6 +171,10 @@ impl<S: Store> Store for Measured<S> {
             Purge::Action(_) | Purge::Actions(_) => self.counts.purged_actions.add(purged.purged),
         }
         Ok(purged)
+    }
+
+    fn decoded(&self, zstd: &[u8], raw_len: usize) -> Result<Bytes, NotDecoded> {
+        self.inner.decoded(zstd, raw_len)
     }
 }
 

@@ -327,6 +327,14 @@ pub enum StoreError {
     Stopping,
 }
 
+/// A body that is not what its headers say.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the body is no zstd of {raw_len} bytes: {detail}")]
+pub struct NotDecoded {
+    pub raw_len: usize,
+    pub detail: &'static str,
+}
+
 /// A content-addressed store with an action cache. Cheap to clone; core-local.
 ///
 /// Invariant: digests of size 0 are the empty blob; implementations below `store::empty` never see them.
@@ -371,6 +379,8 @@ pub trait Store: Clone + 'static {
     async fn action_drop(&self, key: ActionKey, version: u64) -> Result<(), StoreError>;
     /// Removes for good: when it returns, nothing brings back what was there. It takes as long as it takes.
     async fn purge(&self, purge: Purge) -> Result<Purged, StoreError>;
+    /// What is in a body of zstd that is to be looked at before it is stored: exactly `raw_len` bytes.
+    fn decoded(&self, zstd: &[u8], raw_len: usize) -> Result<Bytes, NotDecoded>;
 }
 
 /// The raw bytes of a whole blob, for blobs of a known, small size. `None` is a miss, and so is a damaged blob.

@@ -173,6 +173,33 @@ def test_zstd_both_ways(web, client):
     assert web.put(f"/cas/{bad.hash}", b"x", X_Digest_SizeBytes="2")[0] == 400
 
 
+@pytest.mark.parametrize("unchecked", [False, True], ids=["results", "any bytes"])
+def test_zstd_uploads_of_results(fresh, unchecked):
+    """As bazel-remote takes them: decoded, of exactly the size that is said, and given back as they are."""
+    server = fresh(http_address="127.0.0.1:0", disable_http_ac_validation=str(unchecked).lower())
+    result = message("ActionResult")(exit_code=7, stdout_raw=b"said " * 5000).SerializeToString()
+    path, body = f"/ac/{unique(14).hash}", packed(result)
+    with Http(server) as web:
+        for size in (len(result) - 1, len(result) + 1, 17 * MIB):
+            status, _, text = web.put(path, body, Content_Encoding="zstd", X_Digest_SizeBytes=size)
+            assert (status, str(size) in text.decode() or status == 413) == (413 if size > 16 * MIB else 400, True)
+        assert web.put(path, body, Content_Encoding="zstd")[0] == 400
+        assert web.put(path, b"no zstd", Content_Encoding="zstd", X_Digest_SizeBytes=len(result))[0] == 400
+        assert web.put(path, body, Content_Encoding="gzip", X_Digest_SizeBytes=len(result))[0] == 400
+        assert web.get(path)[0] == 404
+        assert web.put(path, body, Content_Encoding="zstd", X_Digest_SizeBytes=len(result))[0] == 200
+        status, _, found = web.get(path)
+        assert status == 200
+        if unchecked:
+            assert found == result
+            return
+        assert message("ActionResult").FromString(found).exit_code == 7
+        as_json = b'{"exitCode": 8}'
+        headers = {"Content_Type": "application/json", "Content_Encoding": "zstd", "X_Digest_SizeBytes": len(as_json)}
+        assert web.put(path, packed(as_json), **headers)[0] == 200
+        assert message("ActionResult").FromString(web.get(path)[2]).exit_code == 8
+
+
 def test_ranges(web):
     for size in (1000, MIB):
         content = unique(size)

@@ -177,4 +177,8 @@ impl Store for SlowStore {
     async fn purge(&self, purge: Purge) -> Result<Purged, StoreError> {
         self.fake.purge(purge).await
     }
+
+    fn decoded(&self, zstd: &[u8], raw_len: usize) -> Result<Bytes, NotDecoded> {
+        self.fake.decoded(zstd, raw_len)
+    }
 }
