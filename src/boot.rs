@@ -269,6 +269,7 @@ fn open(config: &Config, shutdown: &Shutdown) -> Result<(Volume, Ports), Failure
     let mut former = takeover::ask(&config.dir).map_err(Failure::TakeOver)?;
     let taken = former.as_mut().map_or_else(Vec::new, |former| std::mem::take(&mut former.sockets));
     let ports = Ports::open(config, Inherited { passed, taken })?;
+    let has_confirmed = former.is_some();
     if let Some(former) = former {
         // Why first: once it is confirmed there is no way back.
         memory_plan(config, geometry::foresee(&disk)?)?;
@@ -281,9 +282,27 @@ fn open(config: &Config, shutdown: &Shutdown) -> Result<(Volume, Ports), Failure
         std::thread::sleep(limits::TAKE_OVER_LOOK);
         !shutdown.is_triggered() && begun.elapsed() < limits::TAKE_OVER_TIME
     };
-    let volume = geometry::open_when_free(&disk, waits)?;
+    let volume = match geometry::open_when_free(&disk, waits) {
+        Err(error) if has_confirmed && !shutdown.is_triggered() => open_again(&disk, error, shutdown)?,
+        opened => opened?,
+    };
     tracing::info!("the directory is free after {} ms", begun.elapsed().as_millis());
     Ok((volume, ports))
+}
+
+/// Tries what has failed for a while. Why: nobody else serves any more, connections wait, and a drive that has refused once may
+/// not refuse for ever.
+fn open_again(disk: &DiskConfig, first: OpenError, shutdown: &Shutdown) -> Result<Volume, OpenError> {
+    let limit = limits::TAKE_OVER_TRY_TIME;
+    tracing::error!("taking over: {first}. The process that ran has ended: this one tries again for {limit:?}");
+    let begun = rt::time::now();
+    loop {
+        std::thread::sleep(limits::TAKE_OVER_TRY_PAUSE);
+        match geometry::open(disk) {
+            Err(_) if !shutdown.is_triggered() && begun.elapsed() < limit => {}
+            opened => return opened,
+        }
+    }
 }
 
 fn memory_plan(config: &Config, shards: u16) -> Result<MemoryPlan, TooSmall> {

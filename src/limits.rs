@@ -309,6 +309,9 @@ pub const BIND_RETRY_TIME: Duration = Duration::from_millis(20);
 /// bounded by its own `--shutdown_timeout`, and a server that gave up would leave none.
 pub const TAKE_OVER_TIME: Duration = Duration::from_secs(3600);
 pub const TAKE_OVER_LOOK: Duration = Duration::from_millis(2);
+/// How long, and how often, it tries to open a directory that is free and cannot be opened.
+pub const TAKE_OVER_TRY_TIME: Duration = Duration::from_secs(60);
+pub const TAKE_OVER_TRY_PAUSE: Duration = Duration::from_millis(100);
 
 // The disk of one core.
 

@@ -224,6 +224,28 @@ def test_a_new_one_that_fails_changes_nothing(line):
     line.upgrade().stop()
 
 
+def test_a_directory_that_fails_for_a_while(line):
+    """The old one has ended, so there is no way back: the new one tries until it can."""
+    old = line.start()
+    content = unique(6 * MIB)
+    with Client(old.address) as client:
+        finish, upload = held_upload(client, content, 3)
+        new = line.successor()
+        starting = threading.Thread(target=new.start)
+        starting.start()
+        until(lambda: "another process takes over" in old.log, "the old one is told")
+        (old.directory / "super").rename(line.home / "super")
+        finish()
+        upload.result(timeout=20)
+    assert old.wait(30) == 0
+    until(lambda: "tries again" in new.log, "a failure")
+    (line.home / "super").rename(old.directory / "super")
+    starting.join(30)
+    with Client(new.address) as client:
+        check_read(client, blob_name(content.hash, content.size), content)
+    new.stop()
+
+
 def test_without_the_flag_the_directory_is_in_use(line):
     line.start()
     with pytest.raises(StartError) as refused:
