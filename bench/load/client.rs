@@ -14,9 +14,10 @@ use h2::client::{ResponseFuture, SendRequest};
 use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, HeaderValue, Request, Response, Uri, header};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::task::AbortHandle;
+
+use crate::target::{Socket, Target};
 
 /// A message to send: its head, and payload that is only referred to.
 pub type Message = Chain<Bytes, Bytes>;
@@ -123,7 +124,7 @@ pub struct Connection {
     live: Rc<RefCell<Live>>,
     /// Held by the one call that opens the next connection.
     renewing: Rc<Mutex<()>>,
-    address: Rc<str>,
+    target: Target,
     windows: Windows,
     uris: Rc<[Uri]>,
     headers: HeaderMap,
@@ -139,8 +140,9 @@ struct Live {
 }
 
 impl Connection {
-    /// Connects to `address` (host:port) and drives the connection on the current `LocalSet`.
-    pub async fn open(address: &str, windows: Windows) -> Result<Self, CallError> {
+    /// Connects to `target` and drives the connection on the current `LocalSet`.
+    pub async fn open(target: &Target, windows: Windows) -> Result<Self, CallError> {
+        let address = &target.address;
         let uris = PATHS
             .iter()
             .map(|path| format!("http://{address}{path}").parse())
@@ -150,8 +152,8 @@ impl Connection {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         headers.insert(header::TE, HeaderValue::from_static("trailers"));
         headers.insert(header::USER_AGENT, HeaderValue::from_static("ringcas-load/1"));
-        let live = Rc::new(RefCell::new(Live::open(address, windows, 0).await?));
-        Ok(Self { live, renewing: Rc::default(), address: address.into(), windows, uris: uris.into(), headers })
+        let live = Rc::new(RefCell::new(Live::open(target, windows, 0).await?));
+        Ok(Self { live, renewing: Rc::default(), target: target.clone(), windows, uris: uris.into(), headers })
     }
 
     /// Cuts the connection off with a TCP reset, as a machine that crashes does.
@@ -159,7 +161,7 @@ impl Connection {
         let live = self.live.borrow();
         live.driver.abort();
         let io = live.io.0.borrow();
-        io.tcp.set_zero_linger().map_err(|error| CallError::new("CONNECTION", error))
+        io.socket.set_zero_linger().map_err(|error| CallError::new("CONNECTION", error))
     }
 
     /// Opens a stream for `method`.
@@ -190,7 +192,7 @@ impl Connection {
     async fn renew(&self, number: u64) -> Result<(), CallError> {
         let _alone = self.renewing.lock().await;
         if self.live.borrow().number == number {
-            let next = Live::open(&self.address, self.windows, number + 1).await?;
+            let next = Live::open(&self.target, self.windows, number + 1).await?;
             self.live.replace(next);
         }
         Ok(())
@@ -294,15 +296,14 @@ impl Connection {
 }
 
 impl Live {
-    async fn open(address: &str, windows: Windows, number: u64) -> Result<Self, CallError> {
+    async fn open(target: &Target, windows: Windows, number: u64) -> Result<Self, CallError> {
         let unreachable = |error: io::Error| CallError {
             code: "CONNECTION",
-            text: format!("cannot connect to {address}: {error}"),
+            text: format!("cannot connect to {}: {error}", target.address),
             is_fatal: true,
         };
-        let tcp = TcpStream::connect(address).await.map_err(unreachable)?;
-        tcp.set_nodelay(true).map_err(unreachable)?;
-        let io = SharedIo(Rc::new(RefCell::new(BufferedIo::new(tcp))));
+        let socket = target.connect().await.map_err(unreachable)?;
+        let io = SharedIo(Rc::new(RefCell::new(BufferedIo::new(socket))));
         let (send, mut connection) = h2::client::Builder::new()
             .initial_window_size(windows.stream)
             .initial_connection_window_size(windows.connection)
@@ -392,7 +393,7 @@ fn status(trailers: &HeaderMap) -> Result<(), CallError> {
 
 /// A socket that gathers small writes until `poll_drain`, and reads ahead.
 struct BufferedIo {
-    tcp: TcpStream,
+    socket: Socket,
     read: Box<[u8]>,
     read_range: std::ops::Range<usize>,
     write: Vec<u8>,
@@ -403,19 +404,20 @@ struct BufferedIo {
 const BUFFER_LEN: usize = 128 << 10;
 
 impl BufferedIo {
-    fn new(tcp: TcpStream) -> Self {
+    fn new(socket: Socket) -> Self {
         let read = vec![0; BUFFER_LEN].into_boxed_slice();
-        Self { tcp, read, read_range: 0..0, write: Vec::with_capacity(BUFFER_LEN), written: 0 }
+        Self { socket, read, read_range: 0..0, write: Vec::with_capacity(BUFFER_LEN), written: 0 }
     }
 
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.written < self.write.len() {
-            let sent = ready!(Pin::new(&mut self.tcp).poll_write(cx, &self.write[self.written..]))?;
+            let sent = ready!(Pin::new(&mut self.socket).poll_write(cx, &self.write[self.written..]))?;
             self.written += sent;
         }
         self.write.clear();
         self.written = 0;
-        Poll::Ready(Ok(()))
+        // What TLS has encrypted and the kernel has not taken yet.
+        Pin::new(&mut self.socket).poll_flush(cx)
     }
 }
 
@@ -428,10 +430,10 @@ impl AsyncRead for SharedIo {
         let io = &mut *self.0.borrow_mut();
         if io.read_range.is_empty() {
             if out.remaining() >= BUFFER_LEN {
-                return Pin::new(&mut io.tcp).poll_read(cx, out);
+                return Pin::new(&mut io.socket).poll_read(cx, out);
             }
             let mut ahead = ReadBuf::new(&mut io.read);
-            ready!(Pin::new(&mut io.tcp).poll_read(cx, &mut ahead))?;
+            ready!(Pin::new(&mut io.socket).poll_read(cx, &mut ahead))?;
             io.read_range = 0..ahead.filled().len();
         }
         let len = io.read_range.len().min(out.remaining());
@@ -457,7 +459,7 @@ impl AsyncWrite for SharedIo {
             ready!(io.poll_drain(cx))?;
         }
         if len >= BUFFER_LEN {
-            return Pin::new(&mut io.tcp).poll_write_vectored(cx, data);
+            return Pin::new(&mut io.socket).poll_write_vectored(cx, data);
         }
         data.iter().for_each(|piece| io.write.extend_from_slice(piece));
         Poll::Ready(Ok(len))
@@ -475,6 +477,6 @@ impl AsyncWrite for SharedIo {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let io = &mut *self.0.borrow_mut();
         ready!(io.poll_drain(cx))?;
-        Pin::new(&mut io.tcp).poll_shutdown(cx)
+        Pin::new(&mut io.socket).poll_shutdown(cx)
     }
 }

@@ -125,7 +125,7 @@ async fn connect(flags: &Flags) -> Result<Vec<Connection>, RunError> {
     let windows = Windows::new(flags.window(), flags.frame);
     let mut connections = Vec::new();
     for _ in 0..flags.connections {
-        let connection = Connection::open(&flags.address, windows).await.map_err(|e| RunError::Connect(e.text))?;
+        let connection = Connection::open(&flags.target, windows).await.map_err(|e| RunError::Connect(e.text))?;
         connections.push(connection);
     }
     Ok(connections)

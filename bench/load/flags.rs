@@ -1,11 +1,13 @@
 //! The flags, and what stands for those that were not given.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::TypedValueParser;
 use clap::{Parser, ValueEnum};
 
 use crate::payload::Sizes;
+use crate::target::Target;
 
 /// What to do to the server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -56,6 +58,12 @@ pub struct Flags {
     /// gRPC address of the server, host:port.
     #[arg(long, default_value = "127.0.0.1:9092")]
     pub address: String,
+    /// Speak TLS, and trust the authorities in this file (PEM), or the server's own certificate. For gRPC only.
+    #[arg(long)]
+    pub tls_ca: Option<PathBuf>,
+    /// What these two name.
+    #[arg(skip)]
+    pub target: Target,
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub connections: u32,
     /// Calls in flight on each connection.
@@ -170,6 +178,7 @@ impl Flags {
         if self.rate.is_some() && self.scenario.is_siege() {
             return Err("--rate goes with scenarios whose calls end".to_owned());
         }
+        self.target = Target::new(&self.address, self.tls_ca.as_deref())?;
         Ok(self)
     }
 

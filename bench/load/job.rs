@@ -9,6 +9,7 @@ use bytes::Bytes;
 use crate::client::{self, CallError, Connection, Message, Method, Windows};
 use crate::payload::Blob;
 use crate::stamped::{Family, Stamped};
+use crate::target::Target;
 use crate::wire::{self, Malformed, ReadParser};
 
 /// One call, ready to be sent.
@@ -37,7 +38,7 @@ pub enum Job {
     },
     /// A connection of its own for one Write.
     Visit {
-        address: Rc<str>,
+        target: Target,
         windows: Windows,
         push: Push,
         leave: Leave,
@@ -135,8 +136,8 @@ impl Job {
                 connection.stall(client::whole(wire::read_request(&name)), moved).await?;
                 Ok(Work::default())
             }
-            Self::Visit { address, windows, push, leave } => {
-                let connection = Connection::open(&address, windows).await?;
+            Self::Visit { target, windows, push, leave } => {
+                let connection = Connection::open(&target, windows).await?;
                 if leave == Leave::MidWrite {
                     // The first message leaves at once, and there is time for the server to take it.
                     let early = tokio::time::timeout(MID_WRITE, push.run(&connection, moved)).await;

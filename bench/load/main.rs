@@ -17,6 +17,7 @@ mod report;
 mod scenario;
 mod stamped;
 mod supply;
+mod target;
 mod verify;
 mod wire;
 

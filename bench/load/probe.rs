@@ -18,6 +18,7 @@ use crate::job::{Check, Job, Work};
 use crate::measure::Tally;
 use crate::payload::{Blob, Maker, SplitMix64};
 use crate::scenario;
+use crate::target::Target;
 use crate::wire;
 
 /// How often each question is asked.
@@ -53,7 +54,7 @@ pub struct Running {
 
 /// What its questions share.
 struct Prober {
-    address: String,
+    target: Target,
     http_address: Option<String>,
     asks_metrics: bool,
     instance: String,
@@ -71,7 +72,7 @@ impl Probe {
         let blob_name = format!("blobs/{}/{BLOB_LEN}", blob.digest.hex());
         let prefix = scenario::instance_prefix(flags);
         let upload_name = format!("{prefix}uploads/{}/{blob_name}", maker.uuid(u64::MAX - 1));
-        let (address, http_address) = (flags.address.clone(), flags.http_address.clone());
+        let (target, http_address) = (flags.target.clone(), flags.http_address.clone());
         let (instance, asks_metrics) = (flags.instance.clone(), flags.slot_cap.is_some());
         let (go, is_to_go) = oneshot::channel();
         let (stop, stopped) = oneshot::channel();
@@ -86,7 +87,7 @@ impl Probe {
                 }
             };
             let prober = Rc::new(Prober {
-                address,
+                target,
                 http_address,
                 asks_metrics,
                 instance,
@@ -251,7 +252,7 @@ impl Prober {
         if let Some(connection) = open {
             return Ok(connection);
         }
-        let connection = Connection::open(&self.address, Windows::new(1 << 20, 16_384)).await?;
+        let connection = Connection::open(&self.target, Windows::new(1 << 20, 16_384)).await?;
         self.connection.replace(Some(connection.clone()));
         Ok(connection)
     }

@@ -234,6 +234,7 @@ impl Report {
         let mut settings = String::new();
         let scenario = format!("{:?}", flags.scenario);
         let _ = write!(settings, "\"scenario\":{},\"address\":{}", quoted(&scenario), quoted(&flags.address));
+        let _ = write!(settings, ",\"tls\":{}", flags.tls_ca.is_some());
         for (name, value) in [
             ("connections", u64::from(flags.connections)),
             ("streams", u64::from(flags.streams)),

@@ -235,7 +235,7 @@ impl Plan {
 
     fn visits(&self) -> Make {
         let plan = self.clone();
-        let address: Rc<str> = self.flags.address.as_str().into();
+        let target = self.flags.target.clone();
         let windows = Windows::new(self.flags.window(), self.flags.frame);
         let family =
             Rc::new(Family::new(&self.maker, self.sizes.max().max(self.flags.chunk + 1), self.flags.chunk as usize));
@@ -251,7 +251,7 @@ impl Plan {
             let Job::Push(push) = plan.push("visit", serial, &family, family.blob(serial, size), pause) else {
                 unreachable!("a push is made")
             };
-            Job::Visit { address: Rc::clone(&address), windows, push, leave }
+            Job::Visit { target: target.clone(), windows, push, leave }
         })
     }
 

@@ -53,7 +53,7 @@ pub async fn verify(flags: &Rc<Flags>, family: Rc<Family>, ledger: Ledger) -> Re
     let windows = Windows::new(1 << 20, flags.frame);
     let mut connections = Vec::new();
     for _ in 0..CONNECTIONS {
-        connections.push(Connection::open(&flags.address, windows).await.map_err(RunError::Verify)?);
+        connections.push(Connection::open(&flags.target, windows).await.map_err(RunError::Verify)?);
     }
     let mut verdict = Verdict { refused: ledger.refused.len() as u64, ..Verdict::default() };
     for blobs in ledger.refused.chunks(DIGESTS_PER_CALL) {

@@ -6,10 +6,13 @@ generator makes of a server that misbehaves is tested beside its code."""
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 
 import pytest
-from server import BINARY, Server
+
+import credentials
+from server import BINARY, Server, scratch
 
 LOAD = pathlib.Path(os.environ.get("RINGCAS_TEST_LOAD", BINARY.parent / "examples" / "load"))
 LATENCIES = [f"latency_{name}_us" for name in ("p50", "p90", "p99", "p999", "max")]
@@ -19,6 +22,17 @@ LATENCIES = [f"latency_{name}_us" for name in ("p50", "p90", "p99", "p999", "max
 def server():
     with Server(http_address="127.0.0.1:0", max_inflight_cas_writes="40") as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def encrypted():
+    """A server that speaks TLS, and the file of who signed its certificate."""
+    home = scratch("load-tls")
+    authority = credentials.Authority(home)
+    certificate, key = authority.sign("server", "/CN=cache")
+    with Server(http_address="127.0.0.1:0", tls_cert_file=str(certificate), tls_key_file=str(key)) as running:
+        yield running, authority.certificate
+    shutil.rmtree(home)
 
 
 def run(server, words: str, tmp_path) -> list[dict]:
@@ -93,3 +107,19 @@ def test_calls_that_are_held(server, tmp_path, words, kind):
     assert phase["unfinished"] == int(words.split()[2]) and phase["ops"] == 0
     assert phase["probes"]["read"]["ops"] > 0
     assert phase["samples"][0]["sockets"]["ESTAB"] >= 5, "four connections and the probe's"
+
+
+@pytest.mark.parametrize(
+    "words", ["write --count 200", "write --count 20 --size 3MiB", "read --count 100 --size 1MiB --blobs 20", "churn --count 60"]
+)
+def test_over_tls(encrypted, tmp_path, words):
+    server, authority = encrypted
+    [phase] = run(server, f"{words} --connections 2 --streams 8 --tls-ca {authority}", tmp_path)
+    assert phase["tls"] is True and phase["ops"] == int(words.split()[2])
+
+
+def test_a_server_whose_certificate_another_signed(encrypted, tmp_path):
+    stranger = credentials.Authority(tmp_path, "stranger").certificate
+    command = [LOAD, "write", "--count", "1", "--address", encrypted[0].address, "--tls-ca", stranger]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1 and "certificate" in ended.stderr, ended
