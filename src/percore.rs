@@ -193,10 +193,11 @@ pub async fn run(kit: Kit) {
     }
     let orphans = if core == 0 { orphans(&config).await } else { Vec::new() };
     let purse = budget.purse(cores == 1);
-    // A quarter of a core's buffers is for reading sockets, the rest for the drive.
+    // A quarter of a core's buffers is for reading sockets, one for large writes, the rest for the drive.
     let buffers = share(budget.plan().buffers);
     rt::tcp::read_ahead(buffers / 4);
-    rt::file::keep_spare(buffers / 4 * 3);
+    rt::file::keep_spare(buffers / 2);
+    disk.stage_beyond(buffers / 4);
     rt::file::read_at_once(share(budget.plan().reads));
     let worker = Worker::with_backends(
         disk.clone(),

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | hot records | `--ram_cache`, else a quarter | copies of small records, which give way to nobody |
 //! | fixed | by cores and shards | code, threads, rings, a write buffer for each shard |
-//! | buffers | a sixteenth | spare disk buffers, read-ahead |
+//! | buffers | a sixteenth | spare disk buffers, read-ahead, what few large writes stage beyond their share |
 //! | reads | a 32nd | what is being read from the drive, also for clients that have gone; registered with the kernel |
 //! | flights | an eighth with backends, else nothing | what is read through, until it has landed |
 //! | peers | all the rest | connections and calls, and, of what they leave, a share for each `Use` |

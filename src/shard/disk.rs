@@ -117,6 +117,12 @@ impl Disk {
         Core::open(volume, core, cores, port).await.map(Self)
     }
 
+    /// How many bytes large writes may stage on this core beyond the least that each needs; without bound until it is said.
+    /// For the start: what is staged then is not counted.
+    pub fn stage_beyond(&self, bytes: usize) {
+        self.0.stage_room.set(bytes);
+    }
+
     /// Waits until the shard of `hash` has been recovered. Cheap when it has.
     pub async fn ready(&self, hash: &Hash) {
         if let Some(shard) = self.0.shard(self.0.map.shard_of(hash)) {

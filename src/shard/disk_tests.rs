@@ -10,12 +10,12 @@ use bytes::Bytes;
 use super::disk::{Ack, Codec, Disk, DiskConfig, DiskError, DiskStats, Found, Key, Kind};
 use super::tests::SplitMix64;
 use super::{geometry, pool};
-use crate::limits::{DISK_ALIGN, FRAME_LEN};
+use crate::limits::{CHUNK_LEN, DISK_ALIGN, FRAME_LEN, STAGE_CHUNKS_MIN};
 use crate::metrics::{Metric, Snapshot};
 use crate::pure::digest::Hash;
 use crate::pure::shard_map::{CoreId, ShardMap};
 use crate::rt::cores::block_on;
-use crate::rt::time::sleep;
+use crate::rt::time::{sleep, yield_to_reactor};
 
 /// All cores of one process, in one executor.
 pub(super) struct World {
@@ -316,6 +316,34 @@ fn a_dropped_upload_gives_its_space_back() {
         }
         let writer = world.disks[0].begin_large(&key).await.expect("begun");
         assert!(writer.commit().await.is_err(), "frames are missing");
+    });
+}
+
+/// Goal: large writes stage no more than the core has for that, and give it back, also what is on its way to the drive. Method: some
+/// with a short frame each, and room for six chunks beyond the least.
+#[test]
+fn stages_are_bounded() {
+    let dir = directory();
+    block_on(async {
+        let world = World::open(dir.path(), 64, 1, Ack::Buffered).await;
+        let disk = &world.disks[0];
+        let begin = async |number| {
+            let mut writer = disk.begin_large(&Blob::cas(number, 4 << 20).key).await.expect("begun");
+            writer.push(Codec::Raw, &[7; 10]).await.expect("there is room");
+            writer
+        };
+        let least = STAGE_CHUNKS_MIN as usize * CHUNK_LEN;
+        disk.stage_beyond(6 * CHUNK_LEN);
+        let mut first = begin(1).await;
+        let second = begin(2).await;
+        assert_eq!((first.staged_len(), second.staged_len()), (least + 6 * CHUNK_LEN, least));
+        // The stage goes out.
+        first.push(Codec::Raw, &vec![7; least + 6 * CHUNK_LEN]).await.expect("there is room");
+        assert_eq!(first.staged_len(), least);
+        drop((first, second));
+        while begin(3).await.staged_len() < least + 6 * CHUNK_LEN {
+            yield_to_reactor().await;
+        }
     });
 }
 

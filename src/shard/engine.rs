@@ -64,6 +64,8 @@ pub(super) struct Core {
     on_pressure: RefCell<Option<Box<dyn Fn()>>>,
     /// Large blobs being written.
     pub(super) writers: Cell<usize>,
+    /// Bytes that may still be staged for them beyond the least.
+    pub(super) stage_room: Cell<usize>,
 }
 
 #[derive(Default)]
@@ -274,6 +276,7 @@ impl Core {
             wake_gravedigger: Event::default(),
             on_pressure: RefCell::default(),
             writers: Cell::default(),
+            stage_room: Cell::new(usize::MAX),
         });
         core.meters.note_epoch(core.epoch.get(), rt::time::now());
         rt::spawn(flush_loop(Rc::downgrade(&core), core.wake_flusher.clone()));

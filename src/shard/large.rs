@@ -36,6 +36,35 @@ struct Stage {
     run: Run,
     buf: DiskBuf,
     used: usize,
+    extra: Extra,
+}
+
+/// What a buffer has beyond the least, of what the core has for that. Dropping it gives it back.
+struct Extra {
+    core: Rc<Core>,
+    chunks: u32,
+}
+
+impl Extra {
+    /// As much of `chunks` as there is.
+    fn take(core: &Rc<Core>, chunks: u32) -> Self {
+        let mut extra = Self { core: core.clone(), chunks: 0 };
+        let room = u32::try_from(core.stage_room.get() / CHUNK_LEN).unwrap_or(u32::MAX);
+        extra.set(chunks.min(room));
+        extra
+    }
+
+    fn set(&mut self, chunks: u32) {
+        let room = &self.core.stage_room;
+        room.set(room.get() + self.chunks as usize * CHUNK_LEN - chunks as usize * CHUNK_LEN);
+        self.chunks = chunks;
+    }
+}
+
+impl Drop for Extra {
+    fn drop(&mut self) {
+        self.set(0);
+    }
 }
 
 #[derive(Default)]
@@ -171,15 +200,18 @@ impl LargeWriter {
         // A blob's raw size bounds what it takes at rest, but for a few bytes.
         let left = self.key.size.saturating_sub(self.commit.stored_len()).div_ceil(CHUNK_LEN as u64);
         let want = want.min(u32::try_from(left).unwrap_or(u32::MAX)).max(1);
+        let mut extra = Extra::take(&self.core, want.saturating_sub(STAGE_CHUNKS_MIN));
+        let want = want.min(STAGE_CHUNKS_MIN + extra.chunks);
         let next = self.commit.runs.last().map(|run| run.first + run.count);
         let run = self.core.take_chunks(&self.shard, want, next, left, self.key.size).await?;
-        Ok(Stage { run, buf: DiskBuf::new(run.count as usize * CHUNK_LEN), used: 0 })
+        extra.set(run.count.saturating_sub(STAGE_CHUNKS_MIN));
+        Ok(Stage { run, buf: DiskBuf::new(run.count as usize * CHUNK_LEN), used: 0, extra })
     }
 
     /// Sends the staging buffer off, once the write before it has ended.
     async fn write_stage(&mut self) -> Result<(), DiskError> {
         self.wait_flight().await?;
-        let Some(Stage { mut run, mut buf, used }) = self.stage.take() else { return Ok(()) };
+        let Some(Stage { mut run, mut buf, used, extra }) = self.stage.take() else { return Ok(()) };
         let len = used.next_multiple_of(DISK_ALIGN);
         buf.bytes_mut()[used..len].fill(0);
         let count = used.div_ceil(CHUNK_LEN) as u32;
@@ -203,6 +235,7 @@ impl LargeWriter {
         // Why not inside the gate: a region is reused only after its write has ended, also when the core is stopping.
         crate::rt::spawn(async move {
             let written = core.write(layout.chunk_position(run.first), buf, len).await.is_ok();
+            drop(extra);
             if !written {
                 let segment = layout.segment_of_chunk(run.first);
                 shard.state.with(|state| {
