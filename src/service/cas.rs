@@ -138,13 +138,15 @@ pub async fn batch_read_blobs<S: Store>(
     let (items, reply_len) = plan_read(&request.digests)?;
     // Before anything is held: what has to come from a backend comes now, and is read below like all else.
     let wanted = items.iter().flatten().copied().collect();
-    let fetch = async |digest| services.store.fetch(Wanted::Blob(digest)).await.map(drop);
-    map_bounded(wanted, limits::BATCH_CONCURRENCY, fetch).await.into_iter().collect::<Result<(), _>>()?;
+    let fetch = async |digest| services.store.fetch(Wanted::Blob(digest)).await;
+    let fetched = map_bounded(wanted, limits::BATCH_CONCURRENCY, fetch).await.into_iter();
+    let mut comes = fetched.collect::<Result<Vec<bool>, _>>()?.into_iter();
     out.hold(reply_len).await?;
     let zstd = request.acceptable_compressors.contains(&(compressor::Value::Zstd as i32));
     let accept = if zstd { Accept::Any } else { Accept::Identity };
+    let items = items.into_iter().map(|item| item.map(|digest| (digest, comes.next() == Some(true)))).collect();
     let items = map_bounded(items, limits::BATCH_CONCURRENCY, async |planned| match planned {
-        Ok(digest) => read_item(services, digest, accept).await,
+        Ok((digest, comes)) => read_item(services, digest, accept, comes).await,
         Err(status) => Err(status),
     })
     .await;
@@ -191,9 +193,10 @@ async fn read_item<S: Store>(
     services: &Services<S>,
     digest: Digest,
     accept: Accept,
+    comes: bool,
 ) -> Result<(Vec<Bytes>, Encoding), Status> {
     for accept in [accept, Accept::Identity] {
-        let blob = services.store.get(Get::whole(digest, accept)).await?;
+        let blob = services.store.get_fetched(Get::whole(digest, accept), comes).await?;
         let blob = blob.ok_or_else(|| Status::not_found("not in the cache"))?;
         let encoding = blob.encoding();
         let pieces = blob.collect().await?;

@@ -103,14 +103,16 @@ pub(super) async fn rewrite<S: Store>(
             None => false,
         }
     });
+    let mut comes = Vec::new();
     if !wanted.is_empty() {
         let digests = wanted.iter().map(|(_, digest)| *digest).collect();
         let held = limits::ACTION_READ_HELD_LEN.max(entry.data.len());
-        bring(&services.store, digests, &mut ReplyMemory(out), 2 * entry.data.len(), held).await?;
+        comes = bring(&services.store, digests, &mut ReplyMemory(out), 2 * entry.data.len(), held).await?;
         out.hold(limits::REPLY_LEN_MAX - room as usize).await?;
     }
-    let read = map_bounded(wanted, limits::BATCH_CONCURRENCY, async |(at, digest)| {
-        (at, read_raw(&services.store, digest).await)
+    let wanted = wanted.into_iter().zip(comes).collect();
+    let read = map_bounded(wanted, limits::BATCH_CONCURRENCY, async |((at, digest), comes)| {
+        (at, read_raw(&services.store, digest, comes).await)
     })
     .await;
     for (at, pieces) in read {

@@ -16,7 +16,7 @@ use crate::pure::digest::{Digest, Hash};
 use crate::pure::directory::{DirectoryScanner, Node, Shape};
 use crate::pure::purge::InstanceTag;
 use crate::pure::scope::Scope;
-use crate::rt::local::Permits;
+use crate::rt::local::{Permit, Permits};
 
 /// Passes everything through, except that an action whose blobs are not all present is a miss and is dropped.
 #[derive(Clone)]
@@ -99,8 +99,9 @@ impl<S: Store> Complete<S> {
             return Ok(false);
         }
         for tree in references.trees {
-            bring(&self.inner, vec![tree], memory, kept, held).await?;
-            if !wait_holding(memory, kept + limits::READ_HELD_LEN, held, self.has_files_of_tree(tree)).await?? {
+            let comes = bring(&self.inner, vec![tree], memory, kept, held).await? == [true];
+            let has_files = self.has_files_of_tree(tree, comes);
+            if !wait_holding(memory, kept + limits::READ_HELD_LEN, held, has_files).await?? {
                 return Ok(false);
             }
         }
@@ -119,8 +120,8 @@ impl<S: Store> Complete<S> {
     }
 
     /// Reads the Tree as it comes and asks for its files in groups, so that memory does not grow with it.
-    async fn has_files_of_tree(&self, tree: Digest) -> Result<bool, StoreError> {
-        let mut blob = match self.inner.get(Get::whole(tree, Accept::Identity)).await {
+    async fn has_files_of_tree(&self, tree: Digest, comes: bool) -> Result<bool, StoreError> {
+        let mut blob = match self.inner.get_fetched(Get::whole(tree, Accept::Identity), comes).await {
             Ok(Some(blob)) => blob,
             Ok(None) | Err(StoreError::Lost { .. }) => return Ok(false),
             Err(error) => return Err(error),
@@ -157,26 +158,66 @@ impl<S: Store> Complete<S> {
         held: usize,
         memory: &mut impl Memory<E>,
     ) -> Result<bool, E> {
-        let _turn = wait_holding(memory, kept, held, self.walks.take()).await?;
+        let mut memory = InTurn { memory, turn: None };
         let mut walk = Walk::new(self.inner.clone(), roots, limits::ACTION_DIRECTORIES_MAX);
         let mut waiting = Vec::new();
         loop {
-            walk.bring(memory, kept, held).await?;
-            match walk.next().await {
-                Ok(Some(Visit::Present { files, .. })) => waiting.extend(files),
+            let kept = kept + waiting.len() * size_of::<Digest>();
+            walk.bring(&mut memory, kept, held).await?;
+            memory.take_turn(&self.walks, kept + walk.kept_len(), held).await?;
+            let is_over = match walk.next().await {
+                Ok(Some(Visit::Present { files, .. })) => {
+                    waiting.extend(files);
+                    false
+                }
                 Ok(Some(Visit::Absent { .. } | Visit::Invalid { .. })) => return Ok(false),
-                Ok(None) => return Ok(wait_holding(memory, kept, held, self.are_present(waiting)).await??),
+                Ok(None) => true,
                 // Why: what cannot be checked cannot be promised.
                 Err(WalkStop::TooMany(_) | WalkStop::TooDeep | WalkStop::TooLong(_)) => return Ok(false),
                 Err(WalkStop::Store(error)) => return Err(error.into()),
-            }
-            if waiting.len() >= limits::CHECK_DIGESTS_MAX {
+            };
+            if is_over || waiting.len() >= limits::CHECK_DIGESTS_MAX {
+                let kept = kept + walk.kept_len() + waiting.len() * size_of::<Digest>();
                 let asked = self.are_present(std::mem::take(&mut waiting));
-                if !wait_holding(memory, kept, held, asked).await?? {
+                if !wait_holding(&mut memory, kept, held, asked).await?? {
                     return Ok(false);
                 }
             }
+            if is_over {
+                return Ok(true);
+            }
         }
+    }
+}
+
+/// The memory of a walk that takes turns with others. The turn goes back with the memory while a backend is asked, so that
+/// nobody whose blobs are all here waits for a sick one; what a walk remembers meanwhile is charged as kept.
+struct InTurn<'a, M> {
+    memory: &'a mut M,
+    turn: Option<Permit>,
+}
+
+impl<M> InTurn<'_, M> {
+    /// Waits for a turn, unless this walk has one.
+    async fn take_turn<E>(&mut self, turns: &Permits, kept: usize, held: usize) -> Result<(), E>
+    where
+        M: Memory<E>,
+    {
+        if self.turn.is_none() {
+            self.turn = Some(wait_holding(self.memory, kept, held, turns.take()).await?);
+        }
+        Ok(())
+    }
+}
+
+impl<E, M: Memory<E>> Memory<E> for InTurn<'_, M> {
+    async fn hold(&mut self, len: usize) -> Result<(), E> {
+        self.memory.hold(len).await
+    }
+
+    fn release(&mut self) {
+        self.turn = None;
+        self.memory.release();
     }
 }
 
@@ -237,5 +278,48 @@ impl<S: Store> Store for Complete<S> {
 
     fn decoded(&self, zstd: &[u8], raw_len: usize) -> Result<Bytes, NotDecoded> {
         self.inner.decoded(zstd, raw_len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use prost::Message;
+
+    use super::*;
+    use crate::pure::digest::tests::wire;
+    use crate::rt;
+    use crate::rt::cores::block_on;
+    use crate::store::fake::{FakeStore, digest_of};
+    use crate::wire::reapi::{ActionResult, Directory, DirectoryNode, OutputDirectory};
+
+    /// Goal: walks that wait for a backend hold up none whose Directories are all here. Method: twice as many walks as may
+    /// run, each at a Directory that a backend never brings; then one that needs no backend.
+    #[test]
+    fn a_sick_backend_holds_up_no_other_walk() {
+        block_on(async {
+            let fake = FakeStore::default();
+            let store = Complete::new(fake.clone());
+            let action = |name: String, below: Digest| {
+                let node = DirectoryNode { name: name.clone(), digest: wire(below) };
+                let root = fake.add(Directory { directories: vec![node], ..Directory::default() }.encode_to_vec());
+                let root = OutputDirectory { root_directory_digest: wire(root), ..OutputDirectory::default() };
+                let result = ActionResult { output_directories: vec![root], ..ActionResult::default() };
+                let (hash, data) = (digest_of(name.as_bytes()).hash, result.encode_to_vec().into());
+                fake.with(|state| state.actions.insert(hash, (None, data, 1)));
+                ActionKey { hash, size: None }
+            };
+            let far = digest_of(b"what only a backend has");
+            fake.with(|state| state.hanging.insert(far));
+            for number in 0..2 * limits::CHECK_WALKS_MAX {
+                let (store, key) = (store.clone(), action(number.to_string(), far));
+                rt::spawn(async move { drop(store.action_get(key).await) });
+            }
+            let here = action("here".into(), fake.add(Directory::default().encode_to_vec()));
+            rt::time::yield_to_reactor().await;
+            let found = rt::time::timeout(Duration::from_secs(30), store.action_get(here)).await;
+            assert!(found.expect("it waits for nobody").expect("an answer").is_some());
+        });
     }
 }

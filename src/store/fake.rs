@@ -1,6 +1,6 @@
 //! An in-memory store for tests of handlers: the rules of the real one, no disk, no cores, knobs for trouble.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
@@ -35,6 +35,8 @@ pub struct State {
     pub asked: Vec<Vec<Digest>>,
     /// Every scope that the store was wanted for.
     pub scopes: Vec<Scope>,
+    /// A backend is asked for these and never answers.
+    pub hanging: HashSet<Digest>,
     /// How many `get`s there were.
     pub gets: usize,
     /// How many `put`s and opened uploads there were.
@@ -211,6 +213,13 @@ impl Store for FakeStore {
             assert!(sender.try_send(Ok(piece)).is_ok(), "the channel holds all pieces");
         }
         Ok(Some(Blob::Stream(BlobStream { encoding, len: Some(len), pieces })))
+    }
+
+    async fn fetch(&self, wanted: Wanted) -> Result<bool, StoreError> {
+        match wanted {
+            Wanted::Blob(digest) if self.with(|state| state.hanging.contains(&digest)) => std::future::pending().await,
+            Wanted::Blob(_) | Wanted::Action(_) => Ok(false),
+        }
     }
 
     async fn put(&self, put: Put) -> Result<PutOutcome, StoreError> {

@@ -138,6 +138,15 @@ impl<S: Store> Store for Measured<S> {
         self.inner.fetch(wanted).await
     }
 
+    async fn get_fetched(&self, get: Get, comes: bool) -> Result<Option<Blob>, StoreError> {
+        if comes {
+            return self.get(get).await;
+        }
+        let found = self.inner.get_here(get).await?;
+        self.counts.get_blob.note(found.is_some());
+        Ok(found)
+    }
+
     async fn put(&self, put: Put) -> Result<PutOutcome, StoreError> {
         self.inner.put(put).await
     }
@@ -218,6 +227,12 @@ mod tests {
             assert!(store.get_here(Get::whole(here, Accept::Identity)).await.expect("an answer").is_some());
             assert!(store.get_here(Get::whole(gone, Accept::Identity)).await.expect("an answer").is_none());
             assert!(!store.fetch_to_get(gone).await.expect("an answer"));
+            for comes in [false, true] {
+                for digest in [here, gone] {
+                    let found = store.get_fetched(Get::whole(digest, Accept::Identity), comes).await;
+                    assert_eq!(found.expect("an answer").is_some(), digest == here);
+                }
+            }
             let key = ActionKey { hash: here.hash, size: None };
             assert!(store.action_get(key).await.expect("an answer").is_none());
             let held = store.action_get_held::<StoreError>(key, true, &mut Uncounted).await;
@@ -227,8 +242,8 @@ mod tests {
             for (kind, method, status, expected) in [
                 ("cas", "contains", "hit", 1.0),
                 ("cas", "contains", "miss", 2.0),
-                ("cas", "get", "hit", 2.0),
-                ("cas", "get", "miss", 2.0),
+                ("cas", "get", "hit", 4.0),
+                ("cas", "get", "miss", 4.0),
                 ("ac", "get", "hit", 0.0),
                 ("ac", "get", "miss", 2.0),
             ] {

@@ -234,17 +234,18 @@ pub async fn wait_holding<T, E>(
     Ok(done)
 }
 
-/// Has a backend bring what is not here. Waits as `wait_holding` does, with memory for `kept` bytes.
+/// Has a backend bring what is not here, and says for each whether it comes. Waits as `wait_holding` does, with memory for
+/// `kept` bytes.
 pub async fn bring<S: Store, E>(
     store: &S,
     digests: Vec<Digest>,
     memory: &mut impl Memory<E>,
     kept: usize,
     held: usize,
-) -> Result<(), E> {
-    let fetch = async |digest: Digest| store.fetch(Wanted::Blob(digest)).await;
+) -> Result<Vec<bool>, E> {
     // What does not come is missed by whoever reads it.
-    wait_holding(memory, kept, held, map_bounded(digests, limits::BATCH_CONCURRENCY, fetch)).await.map(drop)
+    let fetch = async |digest: Digest| store.fetch(Wanted::Blob(digest)).await.unwrap_or(false);
+    wait_holding(memory, kept, held, map_bounded(digests, limits::BATCH_CONCURRENCY, fetch)).await
 }
 
 /// For who counts no memory.
@@ -360,6 +361,10 @@ pub trait Store: Clone + 'static {
     async fn fetch(&self, _wanted: Wanted) -> Result<bool, StoreError> {
         Ok(false)
     }
+    /// What `fetch` has said of: a backend is not asked for it again.
+    async fn get_fetched(&self, get: Get, comes: bool) -> Result<Option<Blob>, StoreError> {
+        if comes { self.get(get).await } else { self.get_here(get).await }
+    }
     /// Verifies and stores a small blob.
     async fn put(&self, put: Put) -> Result<PutOutcome, StoreError>;
     /// Starts or resumes an upload at `write_offset` raw bytes. 0 starts anew; else it must be what
@@ -383,9 +388,10 @@ pub trait Store: Clone + 'static {
     fn decoded(&self, zstd: &[u8], raw_len: usize) -> Result<Bytes, NotDecoded>;
 }
 
-/// The raw bytes of a whole blob, for blobs of a known, small size. `None` is a miss, and so is a damaged blob.
-pub async fn read_raw<S: Store>(store: &S, digest: Digest) -> Result<Option<Vec<Bytes>>, StoreError> {
-    let found = match store.get(Get::whole(digest, Accept::Identity)).await {
+/// The raw bytes of a whole blob, for blobs of a known, small size, of which `bring` said whether it comes. `None` is a miss,
+/// and so is a damaged blob.
+pub async fn read_raw<S: Store>(store: &S, digest: Digest, comes: bool) -> Result<Option<Vec<Bytes>>, StoreError> {
+    let found = match store.get_fetched(Get::whole(digest, Accept::Identity), comes).await {
         Ok(Some(blob)) => blob.collect().await,
         Ok(None) => return Ok(None),
         Err(error) => Err(error),

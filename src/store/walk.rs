@@ -52,6 +52,8 @@ pub struct Walk<S> {
     left_of_level: usize,
     /// Levels below the roots.
     depth: usize,
+    /// Of what is read next, whether a backend brings it.
+    coming: Vec<bool>,
     /// Read ahead.
     read: VecDeque<(Digest, Option<Vec<Bytes>>)>,
     /// Everything that was ever in `queue`.
@@ -66,17 +68,31 @@ impl<S: Store> Walk<S> {
         let mut seen = HashSet::new();
         roots.retain(|root| seen.insert(*root));
         let left_of_level = roots.len();
-        Self { store, queue: roots.into(), left_of_level, depth: 0, read: VecDeque::new(), seen, max }
+        Self {
+            store,
+            queue: roots.into(),
+            left_of_level,
+            depth: 0,
+            coming: Vec::new(),
+            read: VecDeque::new(),
+            seen,
+            max,
+        }
     }
 
-    /// Has a backend bring what `next` is about to read. Waits as `wait_holding` does; what this walk remembers counts as
+    /// Has a backend bring what `next` is about to read, which asks none by itself. Waits as `wait_holding` does; what this walk remembers counts as
     /// kept, besides `kept` bytes of the caller's.
-    pub async fn bring<E>(&self, memory: &mut impl Memory<E>, kept: usize, held: usize) -> Result<(), E> {
+    pub async fn bring<E>(&mut self, memory: &mut impl Memory<E>, kept: usize, held: usize) -> Result<(), E> {
         if !self.read.is_empty() {
             return Ok(());
         }
-        let kept = kept + self.seen.len() * SEEN_LEN;
-        super::bring(&self.store, self.next_few(), memory, kept, held).await
+        self.coming = super::bring(&self.store, self.next_few(), memory, kept + self.kept_len(), held).await?;
+        Ok(())
+    }
+
+    /// What this walk remembers, in bytes.
+    pub fn kept_len(&self) -> usize {
+        self.seen.len() * SEEN_LEN
     }
 
     /// The next Directory; `None` at the end.
@@ -140,8 +156,10 @@ impl<S: Store> Walk<S> {
             self.read.push_back((digest, None));
             return Ok(());
         }
-        let store = &self.store;
-        let read = map_bounded(next.clone(), limits::BATCH_CONCURRENCY, |digest| read_raw(store, digest)).await;
+        let (store, coming) = (&self.store, std::mem::take(&mut self.coming));
+        let wanted = next.iter().enumerate().map(|(at, &digest)| (digest, coming.get(at) == Some(&true))).collect();
+        let read = async |(digest, comes)| read_raw(store, digest, comes).await;
+        let read = map_bounded(wanted, limits::BATCH_CONCURRENCY, read).await;
         for (digest, pieces) in next.into_iter().zip(read) {
             self.read.push_back((digest, pieces?));
         }

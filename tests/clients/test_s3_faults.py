@@ -116,6 +116,26 @@ def test_a_fault_is_a_miss(store, server, fault):
     assert state(server) == 0
 
 
+@pytest.mark.parametrize("kind", ["batch", "page", "check"])
+def test_a_miss_asks_once(store, server, kind):
+    """Whatever kind of call reads a blob that the store does not have: it is asked for once."""
+    absent, action = unique(400), digest_of(b"needs what is not there")
+    with Client(server.address) as client:
+        if kind == "batch":
+            assert client.batch_read([digest(absent)])[0].status.code == Code.NOT_FOUND.value[0]
+        elif kind == "page":
+            with fails(Code.NOT_FOUND):
+                client.tree_pages(digest(absent))
+        else:
+            root = message("Directory")(directories=[{"name": "d", "digest": digest(absent)}]).SerializeToString()
+            store.objects[blob_key(digest_of(root).hash)] = casblob(root)
+            stored = message("ActionResult")(output_directories=[{"path": "d", "root_directory_digest": digest_of(root)}])
+            store.objects[action_key(action.hash)] = stored.SerializeToString()
+            with fails(Code.NOT_FOUND):
+                client.get_action(action)
+    assert store.count("GET", blob_key(absent.hash)) == 1
+
+
 def test_throttles_and_denials_open_nothing(store, server):
     with Client(server.address) as client:
         for fault in [429, 503, 403]:
