@@ -404,9 +404,8 @@ fn announce_access<'a>(config: &Config, addresses: impl Iterator<Item = &'a Addr
 
 /// The start-up lines: what runs where, with which limits.
 fn announce(config: &Config, plan: &MemoryPlan, write_slots: u32, volume: &Volume, ports: &Ports) {
-    let address = ports.grpc.address().unwrap_or_else(|_| config.grpc_address.clone());
-    let http = if ports.is_shared() { Some(&ports.grpc) } else { ports.http.as_ref() };
-    let http = http.and_then(|http| http.address().ok());
+    let http = if ports.is_shared() { ports.grpc.as_ref() } else { ports.http.as_ref() };
+    let [grpc, http] = [ports.grpc.as_ref(), http].map(|bound| bound.and_then(|bound| bound.address().ok()));
     tracing::info!("ringcas {} on {} cores, {} shards", env!("CARGO_PKG_VERSION"), config.cores.len(), volume.shards(),);
     tracing::info!(
         "cache in {}: {:.3} GiB in segments of {} MiB, storage mode {:?}, acknowledged when {:?}",
@@ -423,7 +422,7 @@ fn announce(config: &Config, plan: &MemoryPlan, write_slots: u32, volume: &Volum
         );
     }
     announce_memory(config, plan, write_slots);
-    announce_access(config, [Some(&address), http.as_ref()].into_iter().flatten());
+    announce_access(config, [&grpc, &http].into_iter().flatten());
     for backend in config.backends.iter().flat_map(|settings| settings.backends.iter()) {
         let target = &backend.buckets[0].target;
         let scheme = if target.tls { "https" } else { "http" };
@@ -435,8 +434,7 @@ fn announce(config: &Config, plan: &MemoryPlan, write_slots: u32, volume: &Volum
             backend.prefix
         );
     }
-    match http {
-        Some(http) => tracing::info!("listening: grpc={address} http={http}"),
-        None => tracing::info!("listening: grpc={address}"),
-    }
+    let [grpc, http] =
+        [grpc, http].map(|address| address.map_or_else(|| "none".to_owned(), |address| address.to_string()));
+    tracing::info!("listening: grpc={grpc} http={http}");
 }

@@ -44,7 +44,7 @@ pub struct Flags {
     /// the free space when that is less; an existing one keeps its size.
     #[arg(long, value_parser = gib)]
     max_size: Option<u64>,
-    /// Where gRPC listens: [host]:port, or unix:PATH; port 0 picks a free one.
+    /// Where gRPC listens: [host]:port, unix:PATH, or `none`; port 0 picks a free one.
     #[arg(long, default_value = ":9092")]
     grpc_address: String,
     /// Where HTTP listens, for /cas/, /ac/, /metrics and /status: [host]:port, unix:PATH, or `none`; port 0 picks a free
@@ -244,8 +244,9 @@ pub struct Config {
     pub dir: PathBuf,
     /// Bytes on disk.
     pub max_size: u64,
-    pub grpc_address: Address,
-    /// `None` when HTTP is switched off.
+    /// `None` when gRPC is switched off.
+    pub grpc_address: Option<Address>,
+    /// `None` when HTTP is switched off. Not both.
     pub http_address: Option<Address>,
     pub storage_mode: StorageMode,
     pub cores: CorePlan,
@@ -313,6 +314,10 @@ pub enum ConfigError {
     Cores(#[from] PlanError),
     #[error("--dir: neither it nor XDG_CACHE_HOME nor HOME is set. Give --dir a directory on a local file system")]
     NoDirectory,
+    #[error(
+        "--grpc_address and --http_address are both `none`, so that nobody could be served. Give one of them an address"
+    )]
+    NoAddress,
     #[error("--dir {dir}: {problem}. Give --dir a directory that this user may write")]
     Directory { dir: String, problem: std::io::Error },
     #[error(
@@ -374,6 +379,13 @@ impl Flags {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let backends = self.s3.resolve(self.storage_mode, cores.len(), memory_limit, variable)?;
         let (tls, access, open_purges) = self.access.resolve()?;
+        let address_or_none =
+            |setting, value: &str| if value == "none" { Ok(None) } else { address(setting, value).map(Some) };
+        let grpc_address = address_or_none("--grpc_address", &self.grpc_address)?;
+        let http_address = address_or_none("--http_address", &self.http_address)?;
+        if grpc_address.is_none() && http_address.is_none() {
+            return Err(ConfigError::NoAddress);
+        }
         let trusted_callers = self.trust.resolve(backends.as_ref().is_some_and(|settings| settings.has_map))?;
         Ok(Config {
             tls,
@@ -385,11 +397,8 @@ impl Flags {
             write_shed_status: self.write_shed_status,
             lifecycle: self.lifecycle.resolve(),
             backends,
-            grpc_address: address("--grpc_address", &self.grpc_address)?,
-            http_address: match self.http_address.as_str() {
-                "none" => None,
-                value => Some(address("--http_address", value)?),
-            },
+            grpc_address,
+            http_address,
             cores,
             dir,
             max_size,

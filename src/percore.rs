@@ -270,7 +270,9 @@ pub async fn run(kit: Kit) {
         if let Some(http) = http {
             rt::spawn(accept::run(Listener::adopt(http), Kind::Http, targets.clone(), shutdown.wait()));
         }
-        rt::spawn(accept::run(Listener::adopt(grpc), kind, targets, shutdown.wait()));
+        if let Some(grpc) = grpc {
+            rt::spawn(accept::run(Listener::adopt(grpc), kind, targets, shutdown.wait()));
+        }
         notifier.ready();
     }
     let serving = server.clone();

@@ -31,7 +31,7 @@ pub enum PortError {
 /// The sockets of the server.
 pub struct Ports {
     /// Serves HTTP too when the same address was given for both.
-    pub grpc: Bound,
+    pub grpc: Option<Bound>,
     pub http: Option<Bound>,
     is_shared: bool,
 }
@@ -69,9 +69,10 @@ impl Ports {
             }
             bind(setting, address, mode)
         };
-        let grpc = find(GRPC, "--grpc_address", &config.grpc_address)?;
-        let is_free = matches!(&config.grpc_address, Address::Tcp(address) if address.port() == 0);
-        let is_shared = config.http_address.as_ref() == Some(&config.grpc_address) && !is_free;
+        let grpc = config.grpc_address.as_ref();
+        let grpc = grpc.map(|address| find(GRPC, "--grpc_address", address)).transpose()?;
+        let is_free = matches!(&config.grpc_address, Some(Address::Tcp(address)) if address.port() == 0);
+        let is_shared = grpc.is_some() && config.http_address == config.grpc_address && !is_free;
         let http = config.http_address.as_ref().filter(|_| !is_shared);
         let http = http.map(|address| find(HTTP, "--http_address", address)).transpose()?;
         match passed.pop() {
@@ -91,14 +92,14 @@ impl Ports {
 
     /// Copies for a later process, by name.
     pub fn share(&self) -> Result<Vec<(String, OwnedFd)>, PortError> {
-        let named = [(GRPC, Some(&self.grpc)), (HTTP, self.http.as_ref())];
+        let named = [(GRPC, self.grpc.as_ref()), (HTTP, self.http.as_ref())];
         let shared = named.into_iter().filter_map(|(name, bound)| Some((name.to_owned(), bound?.share())));
         shared.map(|(name, socket)| Ok((name, socket.map_err(PortError::Share)?))).collect()
     }
 
     /// The files of unix sockets that are this process's to remove in the end.
     pub fn take_files(&mut self) -> Vec<SocketFile> {
-        [self.grpc.take_file(), self.http.as_mut().and_then(Bound::take_file)].into_iter().flatten().collect()
+        [&mut self.grpc, &mut self.http].into_iter().filter_map(|bound| bound.as_mut()?.take_file()).collect()
     }
 }
 

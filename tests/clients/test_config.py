@@ -311,6 +311,19 @@ def test_precedence_and_slips(home):
     assert code == 2 and "'--max_blob_size'" in log
 
 
+def test_one_protocol_may_be_off(home, fresh):
+    """`none`, as bazel-remote has it for gRPC; a server must have something to serve."""
+    code, _, log = run("--dir", str(home), "--grpc_address=none", "--http_address=none", "--check_config")
+    assert code == 1 and "--grpc_address and --http_address" in log
+    server = fresh(grpc_address="none", http_address="127.0.0.1:0", take_over="true")
+    assert server.port == 0 and "listening: grpc=none http=127.0.0.1:" in server.log
+    content = unique(100)
+    request = urllib.request.Request(f"http://{server.http_address}/cas/{content.hash}", content.bytes(), method="PUT")
+    assert urllib.request.urlopen(request).status == 200
+    assert urllib.request.urlopen(f"http://{server.http_address}/cas/{content.hash}").read() == content.bytes()
+    server.stop()
+
+
 def test_a_check_leaves_nothing(home):
     code, _, log = run("--check_config", "--dir", str(home / "new" / "cache"))
     assert code == 0, log

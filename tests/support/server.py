@@ -37,7 +37,7 @@ def free_port() -> int:
 
 def port_of(address: str) -> int:
     """0 for a unix socket, and for none."""
-    return 0 if address.startswith("unix:") or not address else int(address.rsplit(":", 1)[1])
+    return 0 if address.startswith("unix:") or address in ("", "none") else int(address.rsplit(":", 1)[1])
 
 
 class StartError(Exception):
@@ -146,7 +146,7 @@ class Server:
 
     def _connect(self) -> None:
         if not self.path:
-            return socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            return socket.create_connection(("127.0.0.1", self.port or self.http_port), timeout=1).close()
         with socket.socket(socket.AF_UNIX) as connecting:
             connecting.connect(self.path.removeprefix("unix:"))
 
