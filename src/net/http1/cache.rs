@@ -154,7 +154,9 @@ fn respond(found: Found, is_head: bool, exchange: Exchange) -> Response<Body> {
         Found::NotModified { etag } => {
             let mut response = Response::new(Body::whole(Bytes::new(), StatusCode::NOT_MODIFIED, exchange));
             *response.status_mut() = StatusCode::NOT_MODIFIED;
-            insert(response.headers_mut(), ETAG, &etag);
+            let headers = response.headers_mut();
+            headers.insert(VARY, HeaderValue::from_name(ACCEPT_ENCODING));
+            insert(headers, ETAG, &etag);
             response
         }
         Found::Blob { blob, len, encoding, etag, part } => {
@@ -184,6 +186,7 @@ fn respond(found: Found, is_head: bool, exchange: Exchange) -> Response<Body> {
             let mut response = Response::new(Body::whole(data, StatusCode::OK, exchange));
             response.headers_mut().insert(CONTENT_TYPE, if is_json { JSON } else { OCTETS });
             response.headers_mut().insert(CONTENT_LENGTH, len.into());
+            response.headers_mut().insert(VARY, HeaderValue::from_name(ACCEPT));
             response
         }
     }
