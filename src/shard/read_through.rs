@@ -52,10 +52,7 @@ impl Flights {
         let flights = self.by_name.with(|by_name| {
             by_name.iter().filter(|(name, _)| which(name)).map(|(_, flight)| flight.clone()).collect::<Vec<_>>()
         });
-        for flight in flights {
-            flight.is_doomed.set(true);
-            flight.doomed.notify();
-        }
+        flights.iter().for_each(|flight| flight.doom());
     }
 
     fn wait(&self) -> Option<Waiting> {
@@ -100,13 +97,26 @@ impl Flight {
         }
     }
 
-    async fn doomed(&self) {
-        loop {
-            let doomed = self.doomed.wait();
-            if self.is_doomed.get() {
-                return;
+    fn doom(&self) {
+        self.is_doomed.set(true);
+        self.doomed.notify();
+    }
+
+    /// Lets `flown` run to its end, or not one step further once the flight is doomed. Why not one: that step might store what
+    /// has been purged.
+    async fn unless_doomed<T>(&self, flown: impl Future<Output = T>) -> Option<T> {
+        let doomed = async {
+            loop {
+                let doomed = self.doomed.wait();
+                if self.is_doomed.get() {
+                    return;
+                }
+                doomed.await;
             }
-            doomed.await;
+        };
+        match rt::time::race(doomed, flown).await {
+            rt::time::Either::Left(()) => None,
+            rt::time::Either::Right(end) => Some(end),
         }
     }
 
@@ -119,7 +129,8 @@ impl Flight {
         self.window.with(|window| window.phase())
     }
 
-    /// Waits like `reached`, on behalf of a client: for a flight that has not even begun no longer than for a dead backend.
+    /// Waits like `reached`, on behalf of a client. A flight that is still waiting for its turn counts as missed after the time in
+    /// which a dead backend would be given up.
     async fn answered(&self, is_wanted: impl Fn(Phase) -> bool) -> Phase {
         let begun = self.reached(|phase| phase != Phase::Asking);
         match rt::time::timeout(HEAD_TIME, begun).await {
@@ -361,9 +372,9 @@ impl<D: BlobDisk> Worker<D> {
                 ObjectKind::Action => self.fly_action(&name, flight, body).await,
             }
         });
-        let landing = match rt::time::race(flown, rt::time::race(backend.stopped(), flight.doomed())).await {
-            rt::time::Either::Left(landing) => landing,
-            rt::time::Either::Right(_) => Landing::Broken,
+        let landing = match rt::time::race(backend.stopped(), flight.unless_doomed(flown)).await {
+            rt::time::Either::Left(()) | rt::time::Either::Right(None) => Landing::Broken,
+            rt::time::Either::Right(Some(landing)) => landing,
         };
         let phase = match landing {
             Landing::Landed => Phase::Landed,
@@ -433,7 +444,7 @@ impl<D: BlobDisk> Worker<D> {
     async fn fly_blob(&self, backend: &Backend, digest: Digest, flight: &Flight, incoming: Incoming) -> Landing {
         let Incoming { mut body, mut first, _permit } = incoming;
         let format = backend.settings().format;
-        // Whoever asked for the blob by its hash is about to read it: he finds the beginning, if he comes soon.
+        // Whoever asked for the blob by its hash is about to read it, and finds the beginning still there when that happens soon.
         let _expected = (!first.is_empty()).then(|| Following::new(flight));
         if let Some(len) = body.content_length().filter(|&len| format == ObjectFormat::Raw && len != digest.size) {
             return Landing::Wrong(format!("it has {len} bytes"));
@@ -622,5 +633,37 @@ fn landing_of(error: StoreError) -> Landing {
         | StoreError::Disk(_)
         | StoreError::NotPurged { .. }
         | StoreError::Stopping => Landing::NotStored(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rt::cores::block_on;
+
+    /// Goal: a flight that is doomed does nothing more, also where it could go on at once; another one ends as ever. Method: two
+    /// flights that wait for their next turn, one of which is doomed meanwhile.
+    #[test]
+    fn a_doomed_flight_goes_no_further() {
+        block_on(async {
+            for is_doomed in [true, false] {
+                let (flight, landed) = (Rc::new(Flight::new()), Rc::new(Cell::new(false)));
+                let (flying, landing) = (flight.clone(), landed.clone());
+                let (ended_to, ended) = channel::reply();
+                rt::spawn(async move {
+                    let flown = async {
+                        if is_doomed {
+                            flying.doom();
+                        }
+                        rt::time::yield_once().await;
+                        landing.set(true);
+                    };
+                    ended_to.send(flying.unless_doomed(flown).await);
+                });
+                let expected = if is_doomed { None } else { Some(()) };
+                assert_eq!(ended.recv().await, Ok(expected));
+                assert_eq!(landed.get(), !is_doomed);
+            }
+        });
     }
 }
