@@ -45,9 +45,8 @@ impl RouterPort {
     pub fn start<D: BlobDisk>(self, worker: Worker<D>, map: ShardMap) -> Router<D> {
         assert_eq!(usize::from(map.cores()), self.peers.len(), "the map and the mesh must have as many cores");
         // Why without its own sender: the queue ends when the other cores have gone.
-        let lanes =
-            self.peers.into_iter().enumerate().map(|(core, sender)| Lane::new((core != self.core).then_some(sender)));
-        let lanes: Rc<[Lane]> = lanes.collect();
+        let lanes = self.peers.into_iter().enumerate();
+        let lanes: Rc<[_]> = lanes.map(|(core, sender)| (core != self.core).then(|| Lane::new(sender))).collect();
         worker.write_gate().connect(&lanes);
         let received = Rc::new(Counter::default());
         rt::spawn(serve(worker.clone(), self.inbox, received.clone()));
@@ -65,8 +64,8 @@ pub struct Router<D: BlobDisk> {
 struct Inner {
     here: CoreId,
     map: ShardMap,
-    /// By core; this core's own is not used.
-    lanes: Rc<[Lane]>,
+    /// By core; `None` for this one.
+    lanes: Rc<[Option<Lane>]>,
     /// Requests taken from this core's queue.
     received: Rc<Counter>,
 }
@@ -87,9 +86,10 @@ impl<D: BlobDisk> Router<D> {
     pub fn report(&self, into: &mut Snapshot) {
         let here = usize::from(self.inner.here.0);
         for (core, lane) in self.inner.lanes.iter().enumerate() {
-            into.add_core(Metric::CoreMessages, here, &lane.posted);
+            let sent = lane.as_ref().map_or(0, Lane::sent);
+            into.add_core(Metric::CoreMessages, here, sent);
             // Why so: what all have sent to a core less what it took is what waits for it.
-            into.add_core(Metric::CoreMessagesWaiting, core, &lane.posted);
+            into.add_core(Metric::CoreMessagesWaiting, core, sent);
         }
         into.add_core(Metric::CoreMessagesWaiting, here, -(self.inner.received.get() as f64));
         self.worker.report(here, into);
@@ -97,8 +97,7 @@ impl<D: BlobDisk> Router<D> {
 
     /// The lane to the owner of `hash`; `None` when that is this core.
     fn lane(&self, hash: &Hash) -> Option<&Lane> {
-        let owner = self.inner.map.core_of_hash(hash);
-        (owner != self.inner.here).then(|| &self.inner.lanes[usize::from(owner.0)])
+        self.inner.lanes[usize::from(self.inner.map.core_of_hash(hash).0)].as_ref()
     }
 
     /// Asks every core for its part of the batch, this one while the others work.
@@ -109,9 +108,12 @@ impl<D: BlobDisk> Router<D> {
         let local = std::mem::take(&mut parts[usize::from(inner.here.0)]);
         let mut replies: Vec<Option<Reply<Vec<bool>>>> = Vec::with_capacity(parts.len());
         for (lane, digests) in inner.lanes.iter().zip(parts) {
-            replies.push(match digests.is_empty() {
-                true => None,
-                false => Some(lane.post(self.worker.scope(), |reply| Request::FindMissing { digests, reply }).await?),
+            let lane = lane.as_ref().filter(|_| !digests.is_empty());
+            replies.push(match lane {
+                None => None,
+                Some(lane) => {
+                    Some(lane.post(self.worker.scope(), |reply| Request::FindMissing { digests, reply }).await?)
+                }
             });
         }
         let mut answers = vec![Vec::new(); replies.len()];
@@ -130,8 +132,7 @@ impl<D: BlobDisk> Router<D> {
         noted.map_err(|error| StoreError::Disk(format!("the purge could not be noted: {error}")))?;
         let purge = Purge::Actions(which);
         let mut replies = Vec::new();
-        let here = usize::from(self.inner.here.0);
-        for (_, lane) in self.inner.lanes.iter().enumerate().filter(|(core, _)| *core != here) {
+        for lane in self.inner.lanes.iter().flatten() {
             replies.push(lane.post(self.worker.scope(), |reply| Request::Purge { purge, reply }).await?);
         }
         let mut all = self.worker.purge(purge).await?;

@@ -65,7 +65,7 @@ struct Inner {
     rules: Local<Admission>,
     /// Those who wait: how to wake them, or what was decided.
     waiting: Local<BTreeMap<Ticket, Waits>>,
-    lanes: Local<Weak<[Lane]>>,
+    lanes: Local<Weak<[Option<Lane>]>>,
     /// When milliseconds count from.
     epoch: Instant,
     counts: Counts,
@@ -115,14 +115,14 @@ impl WriteGate {
             limits,
             rules: Local::new(Admission::new(config)),
             waiting: Local::new(BTreeMap::new()),
-            lanes: Local::new(Weak::<[Lane; 0]>::new()),
+            lanes: Local::new(Weak::<[Option<Lane>; 0]>::new()),
             epoch: time::now(),
             counts: Counts::default(),
         }))
     }
 
     /// Says by which ways the other cores are reached. Without, there are none.
-    pub(super) fn connect(&self, lanes: &Rc<[Lane]>) {
+    pub(super) fn connect(&self, lanes: &Rc<[Option<Lane>]>) {
         self.0.lanes.with(|known| *known = Rc::downgrade(lanes));
     }
 
@@ -270,8 +270,8 @@ impl WriteGate {
         }
         while let Some((to, message)) = self.0.rules.with(|rules| rules.next_message()) {
             let lanes = self.0.lanes.with(|lanes| lanes.upgrade());
-            let sent = match lanes.as_ref().and_then(|lanes| lanes.get(to)) {
-                Some(lane) => lane.try_send(Request::Slots(message)).map_err(|unsent| unsent.is_gone),
+            let sent = match lanes.as_ref().and_then(|lanes| lanes.get(to)?.as_ref()) {
+                Some(lane) => lane.try_tell(Request::Slots(message)).map_err(|unsent| unsent.is_gone),
                 None => Err(true),
             };
             match (sent, message) {
@@ -299,13 +299,6 @@ pub struct Turn {
     /// `None` when it has been decided.
     ticket: Option<Ticket>,
     refusal: Option<Refusal>,
-}
-
-impl Turn {
-    /// Whether there is something to wait for.
-    pub fn is_pending(&self) -> bool {
-        self.ticket.is_some()
-    }
 }
 
 impl Future for Turn {
