@@ -84,18 +84,6 @@ impl BreakerView {
     pub fn take_report(&mut self) -> Option<Evidence> {
         self.pending.take()
     }
-
-    /// A report could not be sent: it goes with the next one.
-    pub fn give_back(&mut self, report: Evidence) {
-        if report.epoch != self.announced.epoch {
-            return;
-        }
-        self.pending = Some(match self.pending {
-            None => report,
-            Some(later) if later.succeeded => later,
-            Some(later) => Evidence { failures: report.failures + later.failures, ..report },
-        });
-    }
 }
 
 #[cfg(test)]
@@ -110,7 +98,7 @@ mod tests {
     const LIMITS: BreakerLimits =
         BreakerLimits { failures: 5, open: Duration::from_secs(15), probe: Duration::from_secs(5) };
 
-    /// Goal: nothing is reported while all is well; a failure is, and then one success; what could not be sent is kept.
+    /// Goal: nothing is reported while all is well; failures are, and then one success.
     /// Method: one view, step by step.
     #[test]
     fn reports_only_in_trouble() {
@@ -123,7 +111,7 @@ mod tests {
         let report = view.take_report().expect("a failure");
         assert_eq!(report, Evidence { epoch: 0, succeeded: false, failures: 1 });
         view.handle_outcome(ticket, Health::Bad);
-        view.give_back(report);
+        view.handle_outcome(ticket, Health::Bad);
         assert_eq!(view.take_report(), Some(Evidence { epoch: 0, succeeded: false, failures: 2 }));
         view.handle_outcome(ticket, Health::Good);
         assert_eq!(view.take_report(), Some(Evidence { epoch: 0, succeeded: true, failures: 0 }));
