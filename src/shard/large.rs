@@ -1,13 +1,12 @@
 //! Large blobs: written frame by frame into chunks, published by a commit record, read frame by frame.
 
-use std::cell::Cell;
 use std::rc::Rc;
 
 use bytes::{Bytes, BytesMut};
 
 use super::disk::{DiskError, Key};
 use super::engine::{Core, Held, LargeRef, Leased, Shard, VERSION_SHIFT};
-use super::log::{Log, Record, Urgency};
+use super::log::{Log, Record, Ticket, Urgency};
 use crate::limits::{
     CHUNK_LEN, CHUNKS_AHEAD, DISK_ALIGN, FRAME_LEN, LARGE_READ_LEN_MAX, STAGE_CHUNKS, STAGE_CHUNKS_MIN,
 };
@@ -16,7 +15,6 @@ use crate::pure::purge::{InstanceTag, Origin};
 use crate::pure::record::{Codec, Commit, Frame, Header, RECORD_ALIGN, RecordKind, Run, commit_len, log_len};
 use crate::pure::segment::{Class, HEAD_LEN, LargeEntry, SegmentHeader};
 use crate::rt::file::DiskBuf;
-use crate::rt::local::Event;
 use crate::rt::time::unix_seconds;
 
 /// A large blob being written: frame by frame, each of `FRAME_LEN` raw bytes but the last. Dropping it before `commit`
@@ -28,7 +26,8 @@ pub struct LargeWriter {
     tag: u64,
     commit: Commit,
     stage: Option<Stage>,
-    flight: Option<Rc<WriteFlight>>,
+    /// The write that is under way.
+    flight: Option<Ticket>,
 }
 
 /// A buffer being filled for neighbouring chunks.
@@ -64,25 +63,6 @@ impl Extra {
 impl Drop for Extra {
     fn drop(&mut self) {
         self.set(0);
-    }
-}
-
-#[derive(Default)]
-struct WriteFlight {
-    ended: Cell<Option<bool>>,
-    event: Event,
-}
-
-impl WriteFlight {
-    /// True when it was written.
-    async fn wait(&self) -> bool {
-        loop {
-            let changed = self.event.wait();
-            if let Some(written) = self.ended.get() {
-                return written;
-            }
-            changed.await;
-        }
     }
 }
 
@@ -229,7 +209,7 @@ impl LargeWriter {
             }
             _ => self.commit.runs.push(run),
         }
-        let flight = Rc::new(WriteFlight::default());
+        let flight = Ticket::default();
         self.flight = Some(flight.clone());
         let (core, shard) = (self.core.clone(), self.shard.clone());
         // Why not inside the gate: a region is reused only after its write has ended, also when the core is stopping.
@@ -243,8 +223,7 @@ impl LargeWriter {
                     state.chunks.close(segment, true);
                 });
             }
-            flight.ended.set(Some(written));
-            flight.event.notify();
+            flight.end(written);
         });
         Ok(())
     }
@@ -264,7 +243,7 @@ impl Drop for LargeWriter {
         let mut runs = std::mem::take(&mut self.commit.runs);
         runs.extend(self.stage.take().map(|stage| stage.run));
         let (core, shard) = (self.core.clone(), self.shard.id);
-        match self.flight.take().filter(|flight| flight.ended.get().is_none()) {
+        match self.flight.take().filter(|flight| !flight.is_ended()) {
             Some(flight) if !runs.is_empty() => crate::rt::spawn(async move {
                 flight.wait().await;
                 core.discard(shard, runs);

@@ -195,7 +195,7 @@ impl Ticket {
         }
     }
 
-    fn end(&self, written: bool) {
+    pub(super) fn end(&self, written: bool) {
         self.0.written.set(Some(written));
         self.0.event.notify();
     }
