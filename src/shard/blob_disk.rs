@@ -1,8 +1,9 @@
 //! What the worker asks of a disk: records, and large blobs in frames. Tests put a faulty one in its place.
 
-use super::disk::{Codec, Disk, DiskError, Found, Frames, Key, LargeBlob, LargeWriter};
+use bytes::Bytes;
+
+use super::disk::{Codec, Disk, DiskError, Frames, Key, LargeBlob, LargeWriter};
 use super::purging::ActionCursor;
-use super::ram::Record;
 use crate::pure::digest::Hash;
 use crate::pure::purge::{Origin, Which};
 
@@ -10,6 +11,21 @@ use crate::pure::purge::{Origin, Which};
 pub enum Stored<L> {
     Small(Record),
     Large(L),
+}
+
+/// A small record, as it stands at rest.
+#[derive(Debug, Clone)]
+pub struct Record {
+    pub codec: Codec,
+    /// Raw bytes.
+    pub raw_len: u64,
+    /// As stored.
+    pub data: Bytes,
+    /// Where it stands: the disk's name for this version.
+    pub version: u64,
+    /// The size in the key that it was stored under; 0 for an action stored without one.
+    pub key_size: u64,
+    pub origin: Origin,
 }
 
 /// One core's share of the disk. Clones are handles of the same one.
@@ -92,17 +108,7 @@ impl BlobDisk for Disk {
     }
 
     async fn read(&self, key: &Key) -> Result<Option<Stored<LargeBlob>>, DiskError> {
-        Ok(Disk::read(self, key).await?.map(|found| match found {
-            Found::Small(small) => Stored::Small(Record {
-                codec: small.codec,
-                raw_len: small.raw_len,
-                data: small.data,
-                version: small.version,
-                key_size: small.key_size,
-                origin: small.origin,
-            }),
-            Found::Large(large) => Stored::Large(large),
-        }))
+        Disk::read(self, key).await
     }
 
     async fn append(&self, key: &Key, codec: Codec, raw_len: u64, stored: &[&[u8]]) -> Result<u64, DiskError> {

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use bytes::{Bytes, BytesMut};
 
+use super::blob_disk::{self, Stored};
 use super::engine::{Core, Shard, VERSION_SHIFT};
 use super::geometry::Volume;
 use super::large::Closing;
@@ -45,27 +46,6 @@ pub struct DiskConfig {
     /// Most bytes that the files in `dir` may take together (`--max_size`).
     pub max_size_bytes: u64,
     pub ack: Ack,
-}
-
-/// What a lookup found. All bytes of a small one have been checked; those of a large one are checked frame by frame.
-pub enum Found {
-    Small(Small),
-    Large(LargeBlob),
-}
-
-/// A small record's payload.
-#[derive(Debug, Clone)]
-pub struct Small {
-    pub codec: Codec,
-    /// Raw bytes.
-    pub raw_len: u64,
-    /// As stored.
-    pub data: Bytes,
-    /// Where it stood: names this version.
-    pub version: u64,
-    /// The key's size as it was stored: for actions, the size of the action's digest.
-    pub key_size: u64,
-    pub origin: Origin,
 }
 
 /// What went wrong on the disk. A miss is not an error.
@@ -167,7 +147,7 @@ impl Disk {
     }
 
     /// Looks `key` up; a hit counts as use.
-    pub async fn read(&self, key: &Key) -> Result<Option<Found>, DiskError> {
+    pub async fn read(&self, key: &Key) -> Result<Option<Stored<LargeBlob>>, DiskError> {
         let (shard, tag) = self.locate(key)?;
         shard.wait_ready().await;
         // Each turn but the last means that the record was moved while it was being read.
@@ -198,7 +178,7 @@ impl Disk {
                 // Another key with the same tag: that one is innocent.
                 (Some((header, _)), _) if !wanted(&header) => return Ok(None),
                 (Some((header, data)), None) => {
-                    return Ok(Some(Found::Small(Small {
+                    return Ok(Some(Stored::Small(blob_disk::Record {
                         codec: header.codec,
                         raw_len: header.raw_len,
                         data,
@@ -212,7 +192,7 @@ impl Disk {
                         .and_then(|commit| LargeBlob::new(&self.0, &shard, header.key, tag, version, held, commit));
                     match blob {
                         Some(blob) if header.pieces => return join(blob, &header, version).await.map(Some),
-                        Some(blob) => return Ok(Some(Found::Large(blob))),
+                        Some(blob) => return Ok(Some(Stored::Large(blob))),
                         None => {
                             self.0.drop_damaged(&shard, tag, word.location());
                             return Err(DiskError::Damaged);
@@ -465,7 +445,7 @@ impl Disk {
 const MOVES_MAX: usize = 8;
 
 /// The value whose pieces are the frames of `blob`.
-async fn join(blob: LargeBlob, header: &Header, version: u64) -> Result<Found, DiskError> {
+async fn join(blob: LargeBlob, header: &Header, version: u64) -> Result<Stored<LargeBlob>, DiskError> {
     let mut data = BytesMut::with_capacity(blob.stored_len() as usize);
     let mut at = 0;
     while at < blob.frame_count() {
@@ -474,7 +454,7 @@ async fn join(blob: LargeBlob, header: &Header, version: u64) -> Result<Found, D
         data.extend_from_slice(&frames.bytes);
     }
     let Header { codec, raw_len, key, origin, .. } = *header;
-    Ok(Found::Small(Small { codec, raw_len, data: data.freeze(), version, key_size: key.size, origin }))
+    Ok(Stored::Small(blob_disk::Record { codec, raw_len, data: data.freeze(), version, key_size: key.size, origin }))
 }
 
 impl AppendError {

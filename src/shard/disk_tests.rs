@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::disk::{Ack, Codec, Disk, DiskConfig, DiskError, DiskStats, Found, Key, Kind};
+use super::blob_disk::Stored;
+use super::disk::{Ack, Codec, Disk, DiskConfig, DiskError, DiskStats, Key, Kind};
 use super::tests::SplitMix64;
 use super::{geometry, pool};
 use crate::limits::{CHUNK_LEN, DISK_ALIGN, FRAME_LEN, STAGE_CHUNKS_MIN};
@@ -73,11 +74,11 @@ impl World {
     async fn get(&self, key: &Key) -> Result<Option<Bytes>, DiskError> {
         match self.of(key).read(key).await? {
             None => Ok(None),
-            Some(Found::Small(small)) => {
+            Some(Stored::Small(small)) => {
                 assert_eq!((small.codec, small.raw_len), (Codec::Zstd, 7));
                 Ok(Some(small.data))
             }
-            Some(Found::Large(large)) => {
+            Some(Stored::Large(large)) => {
                 let mut all = Vec::new();
                 let mut at = 0;
                 while at < large.frame_count() {
@@ -261,7 +262,7 @@ fn keys_versions_and_removal() {
         let other_size = Key { size: 4001, ..cas.key };
         assert!(!disk.contains(&other_size) && world.get(&other_size).await == Ok(None));
         let any_size = Key { size: 0, ..first.key };
-        let Ok(Some(Found::Small(small))) = disk.read(&any_size).await else {
+        let Ok(Some(Stored::Small(small))) = disk.read(&any_size).await else {
             panic!("an action is found by its hash")
         };
         assert_eq!((small.key_size, small.version), (142, v1));
@@ -449,7 +450,7 @@ fn a_reader_keeps_its_blob() {
         let world = World::open(dir.path(), 64, 1, Ack::Buffered).await;
         let blob = Blob::cas(1, 5 << 20);
         world.put(&blob).await.expect("stored");
-        let Ok(Some(Found::Large(reader))) = world.disks[0].read(&blob.key).await else { panic!("it is there") };
+        let Ok(Some(Stored::Large(reader))) = world.disks[0].read(&blob.key).await else { panic!("it is there") };
         for number in 0..60 {
             world.put(&Blob::cas(100 + number, 3 << 20)).await.expect("stored");
         }

@@ -5,10 +5,9 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 
-use super::blob_disk::{BlobDisk, FrameReader, FrameWriter, Stored};
+use super::blob_disk::{BlobDisk, FrameReader, FrameWriter, Record, Stored};
 use super::disk::{Codec, DiskError, Frames, Key, Kind};
 use super::purging::ActionCursor;
-use super::ram::Record;
 use crate::pure::digest::Hash;
 use crate::pure::purge::{Origin, Which};
 use crate::rt;

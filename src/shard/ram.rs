@@ -5,10 +5,10 @@ use std::hash::RandomState;
 
 use bytes::Bytes;
 
-use super::disk::{Codec, Key, Kind};
+use super::blob_disk::Record;
+use super::disk::{Key, Kind};
 use crate::limits::RAM_RECORD_LEN_MAX;
 use crate::pure::digest::Hash;
-use crate::pure::purge::Origin;
 
 /// What an entry costs besides its payload, in bytes: slot, table entry at its worst load, and two allocations.
 pub const ENTRY_OVERHEAD: usize = 384;
@@ -26,21 +26,6 @@ impl From<&Key> for Name {
     fn from(key: &Key) -> Self {
         Self { kind: key.kind, hash: key.hash }
     }
-}
-
-/// A small record, as it stands at rest.
-#[derive(Debug, Clone)]
-pub struct Record {
-    pub codec: Codec,
-    /// Raw bytes.
-    pub raw_len: u64,
-    /// As stored.
-    pub data: Bytes,
-    /// The disk's name for this version.
-    pub version: u64,
-    /// The size in the key that it was stored under; 0 for an action stored without one.
-    pub key_size: u64,
-    pub origin: Origin,
 }
 
 struct Slot {
@@ -205,6 +190,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::pure::purge::Origin;
+    use crate::shard::disk::Codec;
 
     fn key(n: u8, action: bool) -> Key {
         let kind = if action { Kind::Action } else { Kind::Cas };

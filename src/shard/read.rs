@@ -4,10 +4,9 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::blob_disk::{BlobDisk, FrameReader};
+use super::blob_disk::{BlobDisk, FrameReader, Record};
 use super::codec::{wrap_raw, wrapped_len};
 use super::disk::{Codec, DiskError};
-use super::ram::Record;
 use super::worker::{Worker, store_error};
 use crate::limits::{FRAME_LEN, READ_AHEAD_FRAMES, READ_AT_ONCE_FRAMES};
 use crate::pure::digest::Digest;

@@ -11,11 +11,11 @@ use bytes::Bytes;
 
 pub(super) use self::admit::Admitted;
 use self::admit::Lines;
-use super::blob_disk::{BlobDisk, Stored};
+use super::blob_disk::{BlobDisk, Record, Stored};
 use super::codec::{Codecs, DecodeError, StorageMode, StreamDecoder};
 use super::disk::{Codec, DiskError, Key, Kind};
 use super::fences::Fences;
-use super::ram::{RamStats, RamTier, Record, own};
+use super::ram::{RamStats, RamTier, own};
 use super::read_through::Flights;
 use super::session::{Session, check_raw, decode_error, decoder_for, is_small};
 use super::standing::StandingPurges;

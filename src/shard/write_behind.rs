@@ -9,10 +9,9 @@ use bytes::Bytes;
 use futures_util::stream;
 use rustc_hash::FxHashMap;
 
-use super::blob_disk::{BlobDisk, FrameReader, Stored};
+use super::blob_disk::{BlobDisk, FrameReader, Record, Stored};
 use super::codec::{wrap_raw, wrapped_len};
 use super::disk::{Codec, Key};
-use super::ram::Record;
 use super::worker::Worker;
 use crate::backend::http::{BodyError, OutBody};
 use crate::backend::s3::{InMemory, Source};
