@@ -10,6 +10,7 @@ use super::disk::{Codec, DiskError, Frames, Key, Kind};
 use super::purging::ActionCursor;
 use crate::pure::digest::Hash;
 use crate::pure::purge::{Origin, Which};
+use crate::pure::random::SplitMix64;
 use crate::rt;
 use crate::rt::local::Local;
 
@@ -31,10 +32,15 @@ pub struct State {
     pub append_fails: usize,
     pub append_panics: usize,
     pub max_blob_len: u64,
-    /// `append` and `push` give up their turn first.
+    /// `read` and `push` give up their turn; `append` does before and after it has stored.
     pub slow: bool,
+    /// Then it takes them a few turns, as chance will have it.
+    pub uneven: Option<SplitMix64>,
     pub damaged: Vec<Key>,
     pub reads: usize,
+    /// Reads under way, and the most there were.
+    pub reading: usize,
+    pub reading_most: usize,
     /// What the worker wants done when space is short.
     pub on_pressure: Option<Rc<dyn Fn()>>,
     versions: u64,
@@ -52,8 +58,11 @@ impl Default for FakeDisk {
             append_panics: 0,
             max_blob_len: 1 << 30,
             slow: false,
+            uneven: None,
             damaged: Vec::new(),
             reads: 0,
+            reading: 0,
+            reading_most: 0,
             on_pressure: None,
             versions: 0,
         }))
@@ -67,7 +76,11 @@ impl FakeDisk {
     }
 
     async fn turn(&self) {
-        if self.with(|state| state.slow) {
+        let turns = self.with(|state| {
+            let more = state.uneven.as_mut().map_or(0, |random| random.below(4));
+            if state.slow { 1 + more } else { 0 }
+        });
+        for _ in 0..turns {
             rt::time::yield_once().await;
         }
     }
@@ -102,10 +115,13 @@ impl BlobDisk for FakeDisk {
     async fn read(&self, key: &Key) -> Result<Option<Stored<FakeLarge>>, DiskError> {
         let found = self.with(|state| {
             state.reads += 1;
+            state.reading += 1;
+            state.reading_most = state.reading_most.max(state.reading);
             let small = state.small.get(&name(key)).cloned();
             (small, state.large.get(&name(key)).cloned())
         });
         self.turn().await;
+        self.with(|state| state.reading -= 1);
         Ok(match found {
             (Some(record), _) => Some(Stored::Small(record)),
             (None, Some(frames)) => Some(Stored::Large(FakeLarge { disk: self.clone(), frames })),
@@ -123,6 +139,7 @@ impl BlobDisk for FakeDisk {
         if self.with(|state| due(&mut state.append_fails)) {
             return Err(DiskError::Io("the disk was told to fail".into()));
         }
+        self.turn().await;
         let version = self.with(|state| {
             state.versions += 1;
             let origin = Origin::default();

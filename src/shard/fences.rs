@@ -15,10 +15,9 @@ impl Default for Fences {
 }
 
 impl Fences {
-    pub fn change(&self, key: &Key) -> u64 {
+    pub fn change(&self, key: &Key) {
         let fence = self.of(key);
         fence.set(fence.get() + 1);
-        fence.get()
     }
 
     pub fn now(&self, key: &Key) -> u64 {

@@ -67,9 +67,8 @@ impl<D: BlobDisk> Worker<D> {
 
     /// Removes keys from RAM and from the disk, so that no restart brings them back. How many there were.
     async fn drop_for_good(&self, keys: &[Key]) -> Result<u64, StoreError> {
-        self.forget_in_ram(keys);
+        let _changing = self.changing(keys);
         let found = self.disk().purge(keys).await;
-        self.forget_in_ram(keys);
         let hash = keys.first().map_or(Hash([0; 32]), |key| key.hash);
         let found = found.map_err(|error| store_error(error, Digest { hash, size: 0 }))?;
         Ok(found.into_iter().filter(|found| *found).count() as u64)

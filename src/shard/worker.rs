@@ -1,10 +1,12 @@
 //! The owner of one core's shards: verifies, compresses, stores, finds.
 
 mod admit;
+mod changes;
 mod purges;
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::slice;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -406,22 +408,17 @@ impl<D: BlobDisk> Worker<D> {
     ) -> Result<(), StoreError> {
         let key = self.action_key(&action);
         self.0.disk.ready(&key.hash).await;
-        let fence = self.0.fences.change(&key);
-        self.0.ram.with(|ram| ram.remove(&key));
+        let changing = self.changing(slice::from_ref(&key));
+        let fence = self.0.fences.now(&key);
         let raw_len = data.len() as u64;
         let version = self.0.disk.append_action(&key, origin, &data).await.map_err(action_error)?;
+        // Whoever changed the action meanwhile may have been later or earlier: the disk knows.
         let alone = self.0.fences.is_at(&key, fence);
-        self.0.fences.change(&key);
-        self.0.ram.with(|ram| {
-            // Whoever changed the action meanwhile may have been later or earlier: the disk knows.
-            ram.remove(&key);
-            if alone && ram.takes(data.len()) {
-                ram.insert(
-                    &key,
-                    Record { codec: Codec::Raw, raw_len, data: own(&[data]), version, key_size: key.size, origin },
-                );
-            }
-        });
+        drop(changing);
+        if alone {
+            let record = Record { codec: Codec::Raw, raw_len, data, version, key_size: key.size, origin };
+            self.keep_in_ram(&key, &record, false);
+        }
         Ok(())
     }
 
@@ -429,12 +426,8 @@ impl<D: BlobDisk> Worker<D> {
     pub async fn action_drop(&self, action: ActionKey, version: u64) -> Result<(), StoreError> {
         let key = self.action_key(&action);
         self.0.disk.ready(&key.hash).await;
-        self.0.fences.change(&key);
-        self.0.ram.with(|ram| ram.remove(&key));
-        let dropped = self.0.disk.remove(&key, Some(version)).await;
-        self.0.fences.change(&key);
-        self.0.ram.with(|ram| ram.remove(&key));
-        dropped.map(drop).map_err(action_error)
+        let _changing = self.changing(slice::from_ref(&key));
+        self.0.disk.remove(&key, Some(version)).await.map(drop).map_err(action_error)
     }
 
     async fn read_action(&self, key: &Key) -> Result<Option<Record>, StoreError> {

@@ -1,6 +1,7 @@
 //! Single blobs: what is put is what is got, in every form.
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 
 use super::{SplitMix64, collect, digest_of, read, worker};
 use crate::limits::FRAME_LEN;
@@ -10,7 +11,7 @@ use crate::rt;
 use crate::rt::cores::block_on;
 use crate::shard::codec::StorageMode;
 use crate::shard::disk::{Codec, Key, Kind};
-use crate::store::{Accept, ActionKey, Blob, Encoding, Get, Purpose, Put, PutOutcome, StoreError};
+use crate::store::{Accept, ActionKey, Blob, Encoding, Get, Purge, Purpose, Put, PutOutcome, StoreError};
 
 /// Goal: whatever form a blob came in and stands in, a reader gets the bytes that it asked for in a form that it takes.
 /// Method: random contents, sizes around the borders, both modes and encodings; random ranges.
@@ -246,18 +247,18 @@ fn actions_are_replaced_and_dropped_by_version() {
 }
 
 /// Goal: the RAM tier never answers with an older action than the disk holds. Method: writers and readers of one action
-/// interleaved at every await by a slow disk; when all are done, RAM and disk must agree.
+/// interleaved at every await by a disk that is slow by chance; when all are done, RAM and disk must agree.
 #[test]
 fn ram_and_disk_agree_on_actions() {
     let mut random = SplitMix64::seeded();
     block_on(async move {
         let (worker, disk) = worker(StorageMode::Zstd);
-        disk.with(|state| state.slow = true);
+        disk.with(|state| (state.slow, state.uneven) = (true, Some(SplitMix64(random.word()))));
         let key = ActionKey { hash: Hash([9; 32]), size: None };
         for _ in 0..100 {
             let gate = rt::gate::Gate::default();
             for _ in 0..6 {
-                let (worker, word) = (worker.clone(), random.next());
+                let (worker, word) = (worker.clone(), random.word());
                 gate.spawn(async move {
                     for _ in 0..word % 4 {
                         rt::time::yield_once().await;
@@ -280,6 +281,48 @@ fn ram_and_disk_agree_on_actions() {
             let found = worker.action_get(key).await.expect("no error");
             let stored = disk.with(|state| state.small.values().next().map(|record| record.version));
             assert_eq!(found.map(|entry| entry.version), stored);
+        }
+    });
+}
+
+/// Goal: a change of an action that is given up when it is on the disk already leaves nothing older in RAM. Method: a read finds
+/// the action before that, and ends after it.
+#[test]
+fn a_change_that_is_given_up_counts() {
+    block_on(async {
+        let (worker, disk) = worker(StorageMode::Uncompressed);
+        let key = ActionKey { hash: Hash([7; 32]), size: None };
+        let put = |data: &'static [u8]| worker.action_put(key, Bytes::from_static(data), InstanceTag::UNKNOWN);
+        put(b"first").await.expect("stored");
+        disk.with(|disk| disk.slow = true);
+        let (mut change, mut read) = (Box::pin(put(b"second")), Box::pin(worker.action_get(key)));
+        assert!((&mut change).now_or_never().is_none() && (&mut read).now_or_never().is_none());
+        assert!((&mut change).now_or_never().is_none());
+        drop(change);
+        let read = read.await.expect("no error").expect("present");
+        assert_eq!((&read.data[..], disk.with(|disk| disk.small.len())), (&b"first"[..], 1));
+        let now = worker.action_get(key).await.expect("no error").expect("present");
+        assert_eq!(now.data, "second");
+    });
+}
+
+/// Goal: what is purged is gone from RAM at once, and what there was is told. Method: a blob and an action, purged twice.
+#[test]
+fn a_purge_empties_ram() {
+    block_on(async {
+        let (worker, _) = worker(StorageMode::Uncompressed);
+        let data = Bytes::from_static(b"a blob");
+        let digest = digest_of(&data);
+        let put = Put { digest, encoding: Encoding::Identity, data: vec![data], admitted: false };
+        worker.put(put).await.expect("stored");
+        let key = ActionKey { hash: Hash([7; 32]), size: None };
+        worker.action_put(key, Bytes::from_static(b"an action"), InstanceTag::UNKNOWN).await.expect("stored");
+        assert_eq!(worker.stats().ram.entries, 2);
+        for expected in [1, 0] {
+            for purge in [Purge::Blob(digest.hash), Purge::Action(key.hash)] {
+                assert_eq!(worker.purge(purge).await.expect("purged").purged, expected);
+            }
+            assert_eq!(worker.stats().ram.entries, 0);
         }
     });
 }

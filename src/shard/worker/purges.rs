@@ -4,7 +4,6 @@ use super::Worker;
 use crate::pure::purge::Origin;
 use crate::rt::local::Permits;
 use crate::shard::blob_disk::BlobDisk;
-use crate::shard::disk::Key;
 use crate::shard::read_through::Flights;
 use crate::shard::standing::StandingPurges;
 use crate::shard::write_behind::Sending;
@@ -33,13 +32,5 @@ impl<D: BlobDisk> Worker<D> {
     /// Whether an action of a backend that comes from there has been purged.
     pub(in crate::shard) fn is_purged(&self, origin: Origin) -> bool {
         self.0.purges.with(|_, purges| purges.cover(origin))
-    }
-
-    /// Before and after keys are removed from the disk, so that no read that is under way keeps them here.
-    pub(in crate::shard) fn forget_in_ram(&self, keys: &[Key]) {
-        for key in keys {
-            self.0.fences.change(key);
-            self.0.ram.with(|ram| ram.remove(key));
-        }
     }
 }
