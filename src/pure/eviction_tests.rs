@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::eviction::{Lease, Order, Outcome, Pool, SEGMENT_PARTS, Step, Waiter};
+use super::random::SplitMix64;
 use super::recency::{Aged, Epoch, Verdict, judge};
 use super::segment::Class;
 use super::shard_map::ShardId;
@@ -14,18 +15,6 @@ const SEGMENT_LEN: u32 = 1000;
 const SHARDS: u64 = 4;
 /// Longer blobs are large.
 const SMALL_LEN_MAX: u32 = 60;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (word ^ word >> 31) % bound
-    }
-}
 
 #[derive(Debug, Clone, Copy)]
 struct Entry {
@@ -252,7 +241,7 @@ impl Sim {
     }
 }
 
-fn len(random: &mut Random, mix: u64) -> u32 {
+fn len(random: &mut SplitMix64, mix: u64) -> u32 {
     let small = match mix {
         0 => true,
         1 => false,
@@ -262,7 +251,7 @@ fn len(random: &mut Random, mix: u64) -> u32 {
 }
 
 /// Puts blobs of mix `mix` until three capacities have passed; `each` is called after each put with its number.
-fn fill(sim: &mut Sim, random: &mut Random, mix: u64, mut each: impl FnMut(&mut Sim, &mut Random, u64)) {
+fn fill(sim: &mut Sim, random: &mut SplitMix64, mix: u64, mut each: impl FnMut(&mut Sim, &mut SplitMix64, u64)) {
     let mut id = 0;
     while sim.put_bytes < 3 * Sim::capacity() {
         let len = len(random, mix);
@@ -277,7 +266,7 @@ fn fill(sim: &mut Sim, random: &mut Random, mix: u64, mut each: impl FnMut(&mut 
 fn the_unused_go_in_the_order_of_their_writes() {
     for mix in 0..3 {
         let mut sim = Sim::new();
-        fill(&mut sim, &mut Random(1 + mix), mix, |_, _, _| {});
+        fill(&mut sim, &mut SplitMix64(1 + mix), mix, |_, _, _| {});
         let (since_put, _) = sim.check(&format!("seed {}, unused", 1 + mix));
         assert!(since_put > 0.6, "{since_put}");
         // Only what was written after an epoch began in its segment.
@@ -291,7 +280,7 @@ fn the_unused_go_in_the_order_of_their_writes() {
 fn the_first_written_go_when_all_are_in_use() {
     for mix in 0..3 {
         let mut sim = Sim::new();
-        fill(&mut sim, &mut Random(11 + mix), mix, |sim, _, id| {
+        fill(&mut sim, &mut SplitMix64(11 + mix), mix, |sim, _, id| {
             if id % 16 == 0 {
                 let all: Vec<u64> = sim.entries.keys().copied().collect();
                 all.into_iter().for_each(|id| assert!(sim.touch(id)));
@@ -311,7 +300,7 @@ fn what_is_in_use_stays() {
         let mut hot: Vec<u64> = Vec::new();
         let mut hot_bytes = 0;
         let mut at = 0;
-        fill(&mut sim, &mut Random(seed), mix, |sim, _, id| {
+        fill(&mut sim, &mut SplitMix64(seed), mix, |sim, _, id| {
             if id % every == 0 && hot_bytes < Sim::capacity() / 2 {
                 hot.push(id);
                 hot_bytes += u64::from(sim.entries[&id].len);
@@ -336,7 +325,7 @@ fn what_is_in_use_stays() {
 fn what_goes_is_older_than_most_that_stays() {
     for seed in 31..37 {
         let mut sim = Sim::new();
-        fill(&mut sim, &mut Random(seed), seed % 3, |sim, random, id| {
+        fill(&mut sim, &mut SplitMix64(seed), seed % 3, |sim, random, id| {
             let phase = sim.put_bytes * 3 / Sim::capacity() + seed;
             for _ in 0..random.below(8) {
                 let back = match phase % 4 {

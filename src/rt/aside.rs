@@ -35,7 +35,7 @@ impl Aside {
             let work = move || {
                 give_way();
                 while let Some(job) = next(&receiver) {
-                    // The panic hook has logged it; who waits is told by the end of his reply.
+                    // The panic hook has logged it; whoever waits is told by the end of the reply.
                     let _ = std::panic::catch_unwind(AssertUnwindSafe(job));
                 }
             };

@@ -289,12 +289,18 @@ mod tests {
                 held.insert(0, first.await);
             }
             assert_eq!(permits.0.free.get(), 0);
-            // Its turn comes as it gives up: the next one's has come.
-            let mut last = permits.take();
-            assert!(is_pending(&mut last).await);
+            // Its turn comes as it gives up: the next one, a task that only a wake gets on, is told.
+            let (last, got) = (permits.take(), Local::new(None));
+            let taken = got.clone();
+            spawn(async move {
+                let permit = last.await;
+                taken.with(|taken| *taken = Some(permit));
+            });
+            turns().await;
             drop(held.pop());
             drop(late);
-            held.push(last.await);
+            turns().await;
+            held.push(got.with(Option::take).expect("it was woken"));
             drop(held);
             assert_eq!(permits.0.free.get(), 2);
             assert!(permits.0.waiters.borrow().is_empty());
@@ -317,6 +323,13 @@ mod tests {
             drop(one.await);
             assert_eq!(permits.in_line(), 0);
         });
+    }
+
+    /// Enough for every task that has been woken.
+    async fn turns() {
+        for _ in 0..4 {
+            time::yield_once().await;
+        }
     }
 
     async fn is_pending(take: &mut TakePermit) -> bool {

@@ -152,7 +152,7 @@ impl Blob {
 
     /// A fill byte, and at each 512 bytes a stamp that no other blob and no other place has.
     fn data(&self) -> Vec<u8> {
-        let seed = SplitMix64(self.number << 20 ^ self.version << 1 ^ u64::from(self.key.kind == Kind::Action)).next();
+        let seed = SplitMix64(self.number << 20 ^ self.version << 1 ^ u64::from(self.key.kind == Kind::Action)).word();
         let mut out = vec![seed as u8 | 1; self.len as usize];
         for (block, at) in out.chunks_mut(512).zip(0u64..) {
             let stamp = (seed ^ at << 32).to_le_bytes();
@@ -166,7 +166,7 @@ impl Blob {
 fn hash(number: u64) -> Hash {
     let mut random = SplitMix64(number ^ 0xabcdef);
     let mut out = [0u8; 32];
-    out.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
+    out.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.word().to_le_bytes()));
     Hash(out)
 }
 

@@ -7,11 +7,12 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::{SplitMix64, digest_of};
-use crate::limits::FRAME_LEN;
+use crate::limits::{FRAME_LEN, ROUTER_REQUESTS_MAX};
 use crate::pure::digest::Digest;
 use crate::pure::purge::InstanceTag;
-use crate::pure::shard_map::ShardMap;
+use crate::pure::shard_map::{CoreId, ShardMap};
 use crate::rt::cores::block_on;
+use crate::rt::gate::Gate;
 use crate::shard::codec::StorageMode;
 use crate::shard::fake_disk::FakeDisk;
 use crate::shard::router::{Router, wire};
@@ -109,7 +110,7 @@ fn several_cores_are_one_store() {
 #[test]
 fn a_full_queue_is_back_pressure() {
     on_mesh(2, queued(), async |store| {
-        let gate = crate::rt::gate::Gate::default();
+        let gate = Gate::default();
         let done = crate::rt::local::Local::new(0u32);
         for n in 0..5000u64 {
             let (store, done) = (store.clone(), done.clone());
@@ -136,5 +137,32 @@ fn a_core_that_is_gone_is_stopping() {
         let router = port.start(super::worker(StorageMode::Zstd).0, ShardMap::new(64, 2));
         let digests: Vec<Digest> = (0..50u64).map(|n| digest_of(&n.to_le_bytes())).collect();
         assert_eq!(router.find_missing(digests).await, Err(StoreError::Stopping));
+    });
+}
+
+/// Goal: a core works on a bounded number of the others' requests at a time. Method: two cores on one executor; one asks for
+/// three times as many blobs of the other, whose disk is slow.
+#[test]
+fn requests_of_others_are_bounded() {
+    block_on(async {
+        let map = ShardMap::new(64, 2);
+        let mut ports = wire(2).into_iter();
+        let asking = ports.next().expect("two cores").start(super::worker(StorageMode::Zstd).0, map);
+        let (worker, disk) = super::worker(StorageMode::Zstd);
+        let _asked = ports.next().expect("two cores").start(worker, map);
+        disk.with(|disk| (disk.slow, disk.uneven) = (true, Some(SplitMix64(1))));
+        let digests = (0..u64::MAX).map(|n| digest_of(&n.to_le_bytes()));
+        let theirs = digests.filter(|digest| map.core_of_hash(&digest.hash) == CoreId(1));
+        let gate = Gate::default();
+        for digest in theirs.take(3 * ROUTER_REQUESTS_MAX) {
+            let asking = asking.clone();
+            gate.spawn(async move {
+                let found = asking.get(Get::whole(digest, Accept::Identity)).await;
+                assert!(found.expect("no error").is_none());
+            });
+        }
+        gate.wait_empty().await;
+        let most = disk.with(|disk| disk.reading_most);
+        assert!((ROUTER_REQUESTS_MAX / 2..=ROUTER_REQUESTS_MAX).contains(&most), "{most} at a time");
     });
 }

@@ -8,6 +8,7 @@ use super::cores::on_mesh;
 use super::{SplitMix64, digest_of};
 use crate::budget::Purse;
 use crate::limits::{self, FRAME_LEN};
+use crate::pure::admission::Message;
 use crate::pure::digest::Digest;
 use crate::pure::memory_plan::Use;
 use crate::rt;
@@ -16,7 +17,7 @@ use crate::rt::local::Local;
 use crate::shard::codec::StorageMode;
 use crate::shard::fake_disk::FakeDisk;
 use crate::shard::worker::{Worker, WorkerConfig};
-use crate::shard::write_gate::WriteLimits;
+use crate::shard::write_gate::{WriteGate, WriteLimits};
 use crate::store::{Encoding, Opened, Put, PutOutcome, Store, StoreError, Upload, UploadEnd, UploadKey};
 
 fn put(data: &Bytes) -> Put {
@@ -89,14 +90,16 @@ fn a_wait_on_another_core_ends_with_its_client() {
     on_mesh(2, WriteLimits::new(1, Duration::from_secs(60)), async |store| {
         let large = SplitMix64(1).noise(2 * FRAME_LEN);
         let Ok(Opened::Ready(upload)) = store.open_upload(key(digest_of(&large)), 0).await else { panic!("new") };
-        for n in 0..50u64 {
-            let given_up = put(&Bytes::copy_from_slice(&n.to_le_bytes()));
+        let given_up: Vec<Put> = (0..50u64).map(|n| put(&Bytes::copy_from_slice(&n.to_le_bytes()))).collect();
+        let digests = given_up.iter().map(|put| put.digest).collect();
+        for given_up in given_up {
             let outcome = rt::time::timeout(Duration::from_millis(2), store.put(given_up)).await;
             assert_eq!(outcome, Err(rt::time::Elapsed));
         }
         drop(upload);
         let last = put(&Bytes::from_static(b"last"));
         assert_eq!(store.put(last).await, Ok(PutOutcome::Stored));
+        assert_eq!(store.find_missing(digests).await, Ok(vec![true; 50]), "somebody got a slot who was gone");
     });
 }
 
@@ -279,5 +282,31 @@ fn a_stop_refuses_who_waits() {
         drop(holder);
         gate.wait_empty().await;
         assert_eq!(worker.stats().writes.in_flight, 0);
+    });
+}
+
+/// Goal: a slot that came free for a write which has gone away meanwhile is not lost. Method: a turn that is decided, and
+/// dropped before it is looked at.
+#[test]
+fn a_decided_turn_gives_its_slot_back() {
+    block_on(async {
+        let gate = WriteGate::new(WriteLimits::new(1, Duration::from_secs(60)), 0, 1);
+        let first = gate.enter().ok().expect("a slot");
+        let turn = gate.enter().err().expect("no other slot");
+        drop(first);
+        assert_eq!(gate.stats().in_flight, 1, "it is the turn's");
+        drop(turn);
+        assert_eq!(gate.stats().in_flight, 0);
+        assert!(gate.enter().is_ok());
+    });
+}
+
+/// Goal: a loan that cannot be delivered stays. Method: a core that cannot be reached asks for an idle slot.
+#[test]
+fn an_undelivered_loan_stays() {
+    block_on(async {
+        let gate = WriteGate::new(WriteLimits::new(2, Duration::from_secs(60)), 0, 2);
+        gate.receive(Message::Ask { from: 1, slots: 1, keep_ms: 0 });
+        assert_eq!((gate.stats().slots, gate.stats().lent), (1, 0));
     });
 }

@@ -19,29 +19,16 @@ use super::write_gate::WriteLimits;
 use crate::budget::Purse;
 use crate::limits::FRAME_LEN;
 use crate::pure::digest::{Digest, Hash};
+pub(super) use crate::pure::random::SplitMix64;
 use crate::store::{Blob, Encoding, Get, StoreError};
 
-/// Random words of a replayable test.
-pub(super) struct SplitMix64(pub(super) u64);
-
+/// What tests make of random words.
 impl SplitMix64 {
     /// A seed from the system, printed: a failure shows it.
     fn seeded() -> Self {
         let seed = crate::rt::random_u64();
         println!("seed {seed}");
         Self(seed)
-    }
-
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ word >> 31
-    }
-
-    pub(super) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
     }
 
     /// A length of interest: around the borders, or anywhere below four frames.
@@ -63,7 +50,7 @@ impl SplitMix64 {
         let kind = self.below(3);
         let mut content = Vec::with_capacity(len + 8);
         while content.len() < len {
-            let word = self.next();
+            let word = self.word();
             let is_random = kind == 0 || (kind == 2 && (content.len() / FRAME_LEN).is_multiple_of(2));
             content.extend_from_slice(&if is_random { word } else { word & 0x0f }.to_le_bytes());
         }
@@ -73,7 +60,7 @@ impl SplitMix64 {
 
     /// Bytes that do not compress.
     fn noise(&mut self, len: usize) -> Bytes {
-        let words = std::iter::repeat_with(|| self.next().to_le_bytes());
+        let words = std::iter::repeat_with(|| self.word().to_le_bytes());
         words.take(len.div_ceil(8)).flatten().take(len).collect()
     }
 

@@ -58,7 +58,7 @@ fn the_worker_on_a_real_disk() {
     for (mode, ram_bytes) in [(StorageMode::Zstd, 1 << 20), (StorageMode::Uncompressed, 0)] {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().to_owned();
-        let (mut seeded, again) = (SplitMix64(random.next()), path.clone());
+        let (mut seeded, again) = (SplitMix64(random.word()), path.clone());
         let kept = block_on(async move {
             let random = &mut seeded;
             let mut kept: Vec<(Digest, Bytes)> = Vec::new();
@@ -105,7 +105,7 @@ fn the_worker_on_a_real_disk() {
             wait_closed(&path).await;
             kept
         });
-        let mut seeded = SplitMix64(random.next());
+        let mut seeded = SplitMix64(random.word());
         block_on(async move {
             let (store, disk) = open(&again, mode, ram_bytes).await;
             let missing = store.find_missing(kept.iter().map(|(digest, _)| *digest).collect()).await;
