@@ -4,7 +4,10 @@ import datetime
 import hashlib
 import hmac
 import http.client
+import pathlib
+import shutil
 import struct
+import subprocess
 import urllib.parse
 
 import zstandard
@@ -100,3 +103,32 @@ def from_casblob(blob: bytes) -> bytes:
     data = b"".join(pieces)
     assert len(data) == size
     return data
+
+
+class StoreProcess:
+    """An S3 store that runs as a process of ours, with one identity. Ends only that process."""
+
+    key: str
+    secret: str
+    home: pathlib.Path
+    address: str
+    process: subprocess.Popen
+
+    def bucket(self, name: str) -> Bucket:
+        return Bucket(self.address, name, self.key, self.secret)
+
+    def flags(self, bucket: str) -> dict:
+        """What the server needs to use a bucket here."""
+        return {
+            "s3.endpoint": self.address,
+            "s3.bucket": bucket,
+            "s3.disable_ssl": "true",
+            "s3.auth_method": "access_key",
+            "s3.access_key_id": self.key,
+            "s3.secret_access_key": self.secret,
+        }
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
+        shutil.rmtree(self.home, ignore_errors=True)

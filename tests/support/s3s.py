@@ -1,17 +1,14 @@
-"""The S3 store of `tests/store` on loopback: in memory, with every signature and hash checked by the s3s library. Ends only
-the process that it started."""
+"""The S3 store of `tests/store` on loopback: in memory, with every signature and hash checked by the s3s library."""
 
 import os
 import pathlib
-import shutil
 import subprocess
 
-from bucket import Bucket
+from bucket import StoreProcess
 from server import ROOT, free_port, scratch
 from wait import until
 
 BINARY = pathlib.Path(os.environ.get("RINGCAS_TEST_STORE", ROOT / "target" / "store" / "release" / "store"))
-KEY, SECRET = "AKS3S", "another-secret/with+signs="
 # Moves the clock of a process that gets its time from libc.
 SKEW = """
 #define _GNU_SOURCE
@@ -27,8 +24,10 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 """
 
 
-class S3s:
-    """One store with one identity."""
+class S3s(StoreProcess):
+    """One such store."""
+
+    key, secret = "AKS3S", "another-secret/with+signs="
 
     def __init__(self, skew_s: int = 0):
         """`skew_s` is how far its clock is ahead."""
@@ -44,7 +43,7 @@ class S3s:
             environment["LD_PRELOAD"] = str(library)
         log = self.home / "log"
         with open(log, "wb") as out:
-            command = [BINARY, str(port), KEY, SECRET]
+            command = [BINARY, str(port), self.key, self.secret]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment)
         try:
             until(lambda: "listening" in log.read_text() or self.process.poll() is not None, "the store listens")
@@ -52,22 +51,3 @@ class S3s:
         except BaseException:
             self.close()
             raise
-
-    def bucket(self, name: str) -> Bucket:
-        return Bucket(self.address, name, KEY, SECRET)
-
-    def flags(self, bucket: str) -> dict:
-        """What the server needs to use a bucket here."""
-        return {
-            "s3.endpoint": self.address,
-            "s3.bucket": bucket,
-            "s3.disable_ssl": "true",
-            "s3.auth_method": "access_key",
-            "s3.access_key_id": KEY,
-            "s3.secret_access_key": SECRET,
-        }
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(30)
-        shutil.rmtree(self.home, ignore_errors=True)

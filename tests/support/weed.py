@@ -1,18 +1,16 @@
-"""SeaweedFS as an S3 store on loopback. Ends only the process that it started."""
+"""SeaweedFS as an S3 store on loopback."""
 
 import json
 import pathlib
-import shutil
 import socket
 import subprocess
 import sys
 import time
 
-from bucket import Bucket
+from bucket import StoreProcess
 from server import scratch
 
 START_S = 60
-KEY, SECRET = "AKWEED", "a-secret/with+signs="
 
 
 def _ports(count: int) -> list[int]:
@@ -31,15 +29,17 @@ def _ports(count: int) -> list[int]:
     raise AssertionError("no free ports")
 
 
-class Weed:
-    """One store with one identity."""
+class Weed(StoreProcess):
+    """One such store."""
+
+    key, secret = "AKWEED", "a-secret/with+signs="
 
     def __init__(self):
         self.home = scratch("weed")
         config = self.home / "s3.json"
         identity = {
             "name": "test",
-            "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
+            "credentials": [{"accessKey": self.key, "secretKey": self.secret}],
             "actions": ["Admin", "Read", "Write", "List", "Tagging"],
         }
         config.write_text(json.dumps({"identities": [identity]}))
@@ -72,22 +72,3 @@ class Weed:
                 pass
             time.sleep(0.1)
         raise AssertionError(f"weed did not start:\n{self.log.read_text(errors='replace')[-2000:]}")
-
-    def bucket(self, name: str) -> Bucket:
-        return Bucket(self.address, name, KEY, SECRET)
-
-    def flags(self, bucket: str) -> dict:
-        """What the server needs to use a bucket here."""
-        return {
-            "s3.endpoint": self.address,
-            "s3.bucket": bucket,
-            "s3.disable_ssl": "true",
-            "s3.auth_method": "access_key",
-            "s3.access_key_id": KEY,
-            "s3.secret_access_key": SECRET,
-        }
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(30)
-        shutil.rmtree(self.home, ignore_errors=True)
