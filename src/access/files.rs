@@ -42,7 +42,7 @@ pub enum FileError {
 }
 
 impl AccessFiles {
-    /// Whether anybody is asked who he is.
+    /// Whether anybody is asked for a credential.
     pub fn is_guarded(&self) -> bool {
         self.htpasswd.is_some() || self.tokens.is_some() || self.certificates
     }

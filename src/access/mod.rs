@@ -222,7 +222,7 @@ fn judge(ask: Ask, base: Base, found: Result<Role, Denial>) -> Result<Role, Deni
         return Ok(has);
     }
     match (found, named) {
-        // Who has said who he is may not; others might if they did.
+        // Who has brought a credential may not; others might if they brought one.
         (Ok(_) | Err(Denial::NoCredential), Some(named)) => {
             Err(Denial::Role { needs: ask.needs, has: base.everybody.map_or(named, |all| all.max(named)) })
         }
@@ -235,7 +235,7 @@ fn judge(ask: Ask, base: Base, found: Result<Role, Denial>) -> Result<Role, Deni
 mod tests {
     use super::*;
 
-    /// Goal: who has enough may, who has said who he is and has too little is told so, who has not is asked to. Method:
+    /// Goal: who has enough may, who has brought a credential of too low a role is told so, who has brought none is asked for one. Method:
     /// every combination of what everybody has, a certificate has and a credential has, against the rules said apart.
     #[test]
     fn judged_by_the_highest_role() {

@@ -135,7 +135,7 @@ impl OnCore {
         self.0.compared.get()
     }
 
-    /// The role of `user`, if the password is his by `rules`, which are of the given reading.
+    /// The role of `user`, if `rules` say that the password is theirs, which are of the given reading.
     pub(super) fn compare(&self, reading: u64, rules: &Rules, user: &str, password: Secret) -> Found {
         let process = &self.0.process;
         let fingerprint = process.fingerprint(reading, user, password.reveal());

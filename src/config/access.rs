@@ -63,7 +63,7 @@ pub enum AccessError {
     #[error("--tls_ca_file needs --tls_cert_file and --tls_key_file: certificates of clients are a part of TLS")]
     AuthoritiesAlone,
     #[error(
-        "--{0} says who may do less or more, and nobody is asked who he is. Give --htpasswd_file, --token_file or --tls_ca_file"
+        "--{0} says who may do less or more, and nobody is asked for a credential. Give --htpasswd_file, --token_file or --tls_ca_file"
     )]
     NobodyAsked(&'static str),
     #[error(

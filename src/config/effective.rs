@@ -73,7 +73,7 @@ impl Entry {
         }
     }
 
-    /// Where an operator finds what he wrote.
+    /// Where the operator finds what was written.
     pub fn place(&self) -> String {
         self.source.place(&self.flag)
     }
@@ -90,7 +90,7 @@ impl Source {
         }
     }
 
-    /// Where an operator finds what he wrote about `flag`.
+    /// Where the operator finds what was written about `flag`.
     pub fn place(&self, flag: &str) -> String {
         match (self, names::key(flag)) {
             (Self::Flag | Self::Default, _) => format!("--{flag}"),

@@ -252,7 +252,7 @@ impl Outgoing for Responder {
             if answer.rooms.reply.as_ref().is_some_and(|room| room.held() >= len) {
                 return Ok(());
             }
-            // Why given back first: whoever holds some while he waits for more may keep others from ever ending.
+            // Why given back first: who holds some while waiting for more may keep others from ever ending.
             answer.rooms.reply = None;
             answer.replies.room()
         };

@@ -220,7 +220,7 @@ impl Holding {
         if self.room.as_ref().is_some_and(|room| room.held() >= len) {
             return Ok(());
         }
-        // Why given back first: whoever holds some while he waits for more may keep others from ever ending.
+        // Why given back first: who holds some while waiting for more may keep others from ever ending.
         self.room = None;
         let room = self.share.room();
         match time::timeout(Duration::from_millis(limits::REQUEST_WAIT_MS), room.grow(len)).await {
