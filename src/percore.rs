@@ -299,7 +299,8 @@ pub async fn run(kit: Kit) {
         owner.drain(if offer.is_taken() { Duration::ZERO } else { shutdown_timeout }).await;
     }
     quiet.pass().await;
-    if let Some((all, _)) = &backends {
+    if let Some((all, owner)) = &backends {
+        owner.close().await;
         all.stop();
     }
     // Why first: an upload that waits for space would hold up the worker.

@@ -163,20 +163,24 @@ impl Owner {
         }
     }
 
-    /// Starts no further uploads, waits for those that run, as long as `time` allows, and leaves the rest to the next
-    /// start.
+    /// Waits for the uploads that are ready or run, as long as `time` allows, and starts no further ones: they are left to the
+    /// next start.
     pub async fn drain(&self, time: Duration) {
         let end = rt::time::now() + time;
         for owned in self.0.iter() {
             let _ = rt::time::race(owned.drained(), rt::time::deadline(end)).await;
             owned.0.draining.set(true);
-        }
-        for owned in self.0.iter() {
-            owned.0.ledger.close().await;
             let left = owned.0.queue.with(|queue| queue.len());
             if left > 0 {
                 tracing::info!(backend = owned.0.name, uploads = left, "uploads are left to the next start");
             }
+        }
+    }
+
+    /// Ends the ledgers. To be called when no core serves any more: until then what is stored has to be noted.
+    pub async fn close(&self) {
+        for owned in self.0.iter() {
+            owned.0.ledger.close().await;
         }
     }
 

@@ -3,6 +3,7 @@ Method: kills at any moment under load, each followed by a look at what outlived
 all that is owed."""
 
 import contextlib
+import signal
 import threading
 
 import grpc
@@ -11,6 +12,7 @@ import pytest
 from bucket import action_key, blob_key
 from content import unique
 from reapi import Client, digest, digest_of, message, upload_name
+from test_drain import held_upload
 from test_metrics import scrape
 from wait import until
 
@@ -124,3 +126,29 @@ def test_what_is_owed_is_kept(store, fresh):
     assert series(server, "upload_outcomes_total", status="created", reason="") == left
     assert series(server, "upload_outcomes_total", status="error", reason="evicted") == len(owed) - left
     assert sum(blob_key(content.hash, raw=True) in store.objects for content in owed) == left
+
+
+def test_a_write_that_ends_last_is_owed(store, fresh):
+    """What is stored while the server stops reaches the store after the next start, also when core 0, which has the ledger,
+    has long drained: its connection is idle, the other core's holds an upload."""
+    store.refuse()
+    server = fresh(http_address="127.0.0.1:0", **store.flags())
+    earlier, last = unique(700), unique(6 * MIB)
+
+    def connections(core: int) -> float:
+        return scrape(server).get(f'bazel_remote_connections{{core="{core}",protocol="grpc"}}', 0.0)
+
+    with Client(server.address) as one, Client(server.address) as other:
+        one.write(upload_name(earlier.hash, earlier.size), earlier.chunks())
+        until(lambda: connections(0) + connections(1) == 1, "there is one connection")
+        finish, upload = held_upload(other if connections(0) else one, last, 3)
+        other.capabilities()
+        server.signal(signal.SIGTERM)
+        until(lambda: "uploads are left to the next start" in server.log, "core 0 has drained")
+        finish()
+        assert upload.result(timeout=20).committed_size == last.size
+    assert server.wait(20) == 0
+    store.listen()
+    server.start()
+    for content in (earlier, last):
+        until(lambda: blob_key(content.hash) in store.objects, "an upload of the last run")
