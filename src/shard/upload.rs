@@ -4,13 +4,15 @@
 //! handle goes away, the task parks what has arrived. A client that comes back on another connection, before the old one
 //! is known to be dead, takes the session over.
 
-use std::cell::Cell;
+mod names;
+
 use std::collections::{BTreeMap, HashMap, VecDeque, hash_map};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+use self::names::{Found, Names, Running};
 use super::blob_disk::BlobDisk;
 use super::protocol::{UploadAck, UploadMessage};
 use super::session::{Session, decoder_for, is_small};
@@ -19,11 +21,11 @@ use super::write_gate::WriteGate;
 use crate::limits::{
     self, PARKED_DISK_MAX, PARKED_MEMORY_MAX, PARKED_UPLOADS_MAX, PARTIAL_UPLOAD_KEEP_MS, UPLOAD_MESSAGE_LEN,
 };
-use crate::pure::parking::{Cost, Parking, ParkingLimits, Ticket};
+use crate::pure::parking::ParkingLimits;
 use crate::pure::record::Key;
 use crate::rt;
 use crate::rt::channel::{self, Receiver, ReplyTo, Sender};
-use crate::rt::local::{Event, Local};
+use crate::rt::local::Local;
 use crate::rt::time::Either;
 use crate::store::{PutOutcome, StoreError, Upload, UploadEnd, UploadKey};
 
@@ -134,69 +136,16 @@ impl UploadHandle {
 pub struct Uploads<D: BlobDisk>(Local<Table<D>>);
 
 struct Table<D: BlobDisk> {
-    by_key: HashMap<Rc<UploadKey>, Entry>,
+    names: Names<D>,
     /// All running uploads, oldest first, also those whose name another one has taken.
     running: BTreeMap<u64, Rc<Running>>,
     /// The same by what they upload.
     by_blob: HashMap<Key, Vec<Rc<Running>>>,
     started: u64,
-    parking: Parking<(Rc<UploadKey>, Session<D>)>,
     /// When milliseconds count from.
     epoch: Instant,
     /// A task waits for the next deadline.
     is_swept: bool,
-}
-
-#[derive(Clone)]
-enum Entry {
-    Running(Rc<Running>),
-    Parked {
-        ticket: Ticket,
-        /// What `report` last said.
-        reported: u64,
-    },
-}
-
-/// What others may know of a running upload, and ask of it.
-struct Running {
-    blob: Key,
-    /// Raw bytes consumed.
-    committed: Cell<u64>,
-    /// What `report` last said.
-    reported: Cell<u64>,
-    /// Somebody wants to take over: the session is to be parked.
-    is_wanted: Cell<bool>,
-    /// Somebody else is to have its slot.
-    is_to_yield: Cell<bool>,
-    /// The blob has been stored, by this upload or another one.
-    is_stored: Cell<bool>,
-    wanted: Event,
-    ended: Event,
-    /// Since when it waits for its client.
-    idle_since: Cell<Option<Instant>>,
-}
-
-impl Running {
-    fn new(blob: Key, committed: u64) -> Self {
-        Self {
-            blob,
-            committed: Cell::new(committed),
-            reported: Cell::default(),
-            is_wanted: Cell::default(),
-            is_to_yield: Cell::default(),
-            is_stored: Cell::default(),
-            wanted: Event::default(),
-            ended: Event::default(),
-            idle_since: Cell::default(),
-        }
-    }
-}
-
-/// What an upload that wants to go on at some offset finds.
-enum Found {
-    Parked(Ticket),
-    Running(Rc<Running>),
-    Nowhere { committed: u64 },
 }
 
 impl<D: BlobDisk> Clone for Uploads<D> {
@@ -214,13 +163,11 @@ impl<D: BlobDisk> Uploads<D> {
             disk_bytes: PARKED_DISK_MAX,
             keep_ms: PARTIAL_UPLOAD_KEEP_MS,
         };
-        let parking = Parking::new(limits);
         Self(Local::new(Table {
-            by_key: HashMap::new(),
+            names: Names::new(limits),
             running: BTreeMap::new(),
             by_blob: HashMap::new(),
             started: 0,
-            parking,
             epoch: rt::time::now(),
             is_swept: false,
         }))
@@ -229,7 +176,8 @@ impl<D: BlobDisk> Uploads<D> {
 
 impl<D: BlobDisk> Uploads<D> {
     /// Starts anew at offset 0, else goes on where a session stands or was last reported to stand. A running one gives up
-    /// its slot to the client that comes back; a parked one is left as it is until there is a slot.
+    /// its slot to the client that comes back; a parked one is left as it is until there is a slot. What had come before a
+    /// start at 0 stays until that has come as far.
     pub async fn open(&self, worker: &Worker<D>, key: UploadKey, offset: u64) -> Result<UploadHandle, StoreError> {
         let decoder = decoder_for(worker, key.digest, key.encoding).await?;
         let held = limits::write_held_len(key.digest.size);
@@ -240,9 +188,10 @@ impl<D: BlobDisk> Uploads<D> {
         }
         let mut slot = None;
         for _ in 0..TAKE_OVER_TRIES {
-            match (self.find(&key, offset), slot.take()) {
+            match (self.0.with(|table| table.names.find(&key, offset)), slot.take()) {
                 (Found::Parked(ticket), Some(slot)) => {
-                    let Some(mut session) = self.take_parked(&key, ticket) else { continue };
+                    let taken = self.0.with(|table| table.names.take(&key, ticket));
+                    let Some(mut session) = taken else { continue };
                     session.resume(offset, decoder);
                     return self.start(worker, Rc::new(key), session, slot);
                 }
@@ -310,69 +259,29 @@ impl<D: BlobDisk> Uploads<D> {
 
     /// Raw bytes that the session has; the client may go on from there.
     pub fn report(&self, key: &UploadKey) -> u64 {
-        self.0.with(|table| {
-            let Table { by_key, parking, .. } = table;
-            match by_key.get_mut(key) {
-                None => 0,
-                Some(Entry::Running(running)) => {
-                    running.reported.set(running.committed.get());
-                    running.committed.get()
-                }
-                Some(Entry::Parked { ticket, reported }) => {
-                    *reported = parking.get(*ticket).map_or(0, |(_, session)| session.committed());
-                    *reported
-                }
-            }
-        })
+        let (committed, left) = self.0.with(|table| table.names.report(key));
+        drop(left);
+        committed
     }
 
     /// How many interrupted uploads are kept.
     pub fn parked(&self) -> usize {
-        self.0.with(|table| table.parking.len())
+        self.0.with(|table| table.names.parked().0)
     }
 
     /// Bytes of memory that they hold.
     pub fn parked_bytes(&self) -> usize {
-        self.0.with(|table| table.parking.held().memory_bytes)
+        self.0.with(|table| table.names.parked().1.memory_bytes)
     }
 
     /// Frees all interrupted uploads.
     pub fn clear(&self) {
-        let freed = self.0.with(|table| table.free_overdue(u64::MAX));
-        drop(freed);
+        let left = self.0.with(|table| table.names.free_overdue(u64::MAX));
+        drop(left);
     }
 
-    /// Finds the session of `key`, if it may go on at `offset`.
-    fn find(&self, key: &UploadKey, offset: u64) -> Found {
-        self.0.with(|table| match table.by_key.get(key) {
-            None => Found::Nowhere { committed: 0 },
-            Some(Entry::Running(running)) => match (running.committed.get(), running.reported.get()) {
-                (committed, reported) if offset != committed && offset != reported => Found::Nowhere { committed },
-                _ => {
-                    // Until it has ended it may go on: the offset stays good.
-                    running.reported.set(offset);
-                    Found::Running(running.clone())
-                }
-            },
-            Some(&Entry::Parked { ticket, reported }) => {
-                let committed = table.parking.get(ticket).map_or(0, |(_, session)| session.committed());
-                match offset == committed || offset == reported {
-                    true => Found::Parked(ticket),
-                    false => Found::Nowhere { committed },
-                }
-            }
-        })
-    }
-
-    fn take_parked(&self, key: &UploadKey, ticket: Ticket) -> Option<Session<D>> {
-        self.0.with(|table| {
-            let (_, session) = table.parking.take(ticket)?;
-            table.by_key.remove(key);
-            Some(session)
-        })
-    }
-
-    /// Makes `session` the running one of `key`. One that was parked is freed; one that runs goes on without a name.
+    /// Makes `session` the running one of `key`. Of those before it the furthest stays as its elder; of the others one that
+    /// was parked is freed, and one that runs goes on without a name.
     fn start(
         &self,
         worker: &Worker<D>,
@@ -397,50 +306,34 @@ impl<D: BlobDisk> Uploads<D> {
         if !entered {
             return Err(StoreError::Stopping);
         }
-        let replaced = self.0.with(|table| {
+        let left = self.0.with(|table| {
             table.running.insert(number, running.clone());
             table.by_blob.entry(running.blob).or_default().push(running.clone());
-            match table.by_key.insert(key, Entry::Running(running)) {
-                Some(Entry::Parked { ticket, .. }) => table.parking.take(ticket),
-                Some(Entry::Running(_)) | None => None,
-            }
+            table.names.give(key, running)
         });
-        drop(replaced);
+        drop(left);
         Ok(UploadHandle { messages, acks, gathered: Vec::new(), gathered_len: 0, unacked: VecDeque::new() })
     }
 
     /// Forgets a running upload that has ended.
     fn end(&self, key: &Rc<UploadKey>, number: u64, running: &Rc<Running>) {
-        self.0.with(|table| {
+        let left = self.0.with(|table| {
             table.forget(number, running);
-            if table.is_current(key, running) {
-                table.by_key.remove(key);
-            }
+            table.names.end(key, running)
         });
+        drop(left);
         running.ended.notify();
     }
 
     /// Keeps what has arrived of a running upload that was cut off, if it still has its name.
     fn park(&self, key: Rc<UploadKey>, number: u64, running: &Rc<Running>, mut session: Session<D>) {
         session.park();
-        let (memory_bytes, disk_bytes) = session.held();
-        let cost =
-            Cost { memory_bytes: memory_bytes + PARKED_OVERHEAD + key.instance.len() + key.uuid.len(), disk_bytes };
-        let freed = self.0.with(|table| {
+        let left = self.0.with(|table| {
             table.forget(number, running);
-            if !table.is_current(&key, running) {
-                return vec![(key, session)];
-            }
-            if session.committed() == 0 || key.is_unnamed() {
-                table.by_key.remove(&key);
-                return vec![(key, session)];
-            }
             let now_ms = table.now_ms();
-            let ticket = table.parking.park((key.clone(), session), cost, now_ms);
-            table.by_key.insert(key, Entry::Parked { ticket, reported: running.reported.get() });
-            table.free_overdue(now_ms)
+            table.names.park(&key, running, session, now_ms)
         });
-        drop(freed);
+        drop(left);
         running.ended.notify();
         self.sweep();
     }
@@ -455,8 +348,8 @@ impl<D: BlobDisk> Uploads<D> {
         rt::spawn(async move {
             while let Some(wait_ms) = uploads.0.with(|table| table.wait_ms()) {
                 rt::time::sleep(Duration::from_millis(wait_ms)).await;
-                let freed = uploads.0.with(|table| table.free_overdue(table.now_ms()));
-                drop(freed);
+                let left = uploads.0.with(|table| table.names.free_overdue(table.now_ms()));
+                drop(left);
             }
             uploads.0.with(|table| table.is_swept = false);
         });
@@ -470,7 +363,7 @@ impl<D: BlobDisk> Table<D> {
 
     /// How long until the next deadline; `None` when nothing is parked.
     fn wait_ms(&self) -> Option<u64> {
-        self.parking.deadline_ms().map(|deadline| deadline.saturating_sub(self.now_ms()).max(1))
+        self.names.deadline_ms().map(|deadline| deadline.saturating_sub(self.now_ms()).max(1))
     }
 
     /// Takes out of the running ones.
@@ -482,20 +375,6 @@ impl<D: BlobDisk> Table<D> {
                 uploads.remove();
             }
         }
-    }
-
-    fn is_current(&self, key: &UploadKey, running: &Rc<Running>) -> bool {
-        matches!(self.by_key.get(key), Some(Entry::Running(current)) if Rc::ptr_eq(current, running))
-    }
-
-    /// Takes out what is parked too long or too much. The caller drops it after the borrow.
-    fn free_overdue(&mut self, now_ms: u64) -> Vec<(Rc<UploadKey>, Session<D>)> {
-        let mut freed = Vec::new();
-        while let Some((key, session)) = self.parking.overdue(now_ms) {
-            self.by_key.remove(&key);
-            freed.push((key, session));
-        }
-        freed
     }
 }
 
@@ -606,7 +485,5 @@ impl<D: BlobDisk> Task<D> {
 
 /// Uploads that give way at a time when space is short, at least.
 const GIVE_WAY_MIN: usize = 8;
-/// Memory of a parked session besides its bytes and its name, in bytes.
-const PARKED_OVERHEAD: usize = 1024;
 /// How often an upload asks a running one for its session before it gives up.
 const TAKE_OVER_TRIES: u32 = 6;

@@ -156,6 +156,23 @@ def test_resume_at_a_wrong_offset(server):
         check_read(client, blob_name(content.hash, content.size), content)
 
 
+@pytest.mark.parametrize("zstd", [False, True], ids=["raw", "zstd"])
+def test_what_is_committed_never_falls(server, zstd):
+    # A client starts anew beside an upload that was cut off: who asks is told what may be gone on from, and goes on there.
+    content = unique(6 * MIB)
+    name = upload_name(content.hash, content.size, zstd=zstd)
+    pack = (lambda pieces: list(zstd_pieces(pieces))) if zstd else list
+    at = write_part(server.address, name, pack([content.read(0, 4 * MIB)]), 0)
+    assert at == 4 * MIB
+    for anew in (MIB, 2 * MIB):
+        assert write_part(server.address, name, pack([content.read(0, anew)]), 0) == at
+        with Client(server.address) as client:
+            assert client.write_status(name).committed_size == at
+    with Client(server.address) as client:
+        client.write(name, pack(content.chunks(at)), at)
+        check_read(client, blob_name(content.hash, content.size), content)
+
+
 def test_sessions_are_told_apart(server):
     # The session is named by id, instance, digest and form together: what one knows, the others do not.
     content = unique(2 * MIB)

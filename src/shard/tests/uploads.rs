@@ -109,6 +109,94 @@ fn a_cut_upload_resumes_where_it_stands() {
     });
 }
 
+/// Goal: what is said of a name never falls, and whoever goes on there succeeds, also when clients begin anew at 0 beside what
+/// was cut off and what still runs. Method: random starts, writes, cuts and resumes of one name by clients that do not know
+/// of each other, against the largest number that was said.
+#[test]
+fn what_is_committed_never_falls() {
+    let mut random = SplitMix64::seeded();
+    block_on(async move {
+        for round in 0..60 {
+            let (worker, disk) = worker(StorageMode::Zstd);
+            let data = random.content(8 * FRAME_LEN);
+            let digest = digest_of(&data);
+            let key = key(digest, Encoding::Identity, "u");
+            let mut said = 0;
+            // Uploads whose clients are there, and where each goes on.
+            let mut running: Vec<(UploadHandle, usize)> = Vec::new();
+            for _ in 0..40 {
+                let chosen = random.below(running.len().max(1) as u64) as usize;
+                match random.below(5) {
+                    0 if running.len() < 4 => running.push((open(&worker, &key, 0).await.expect("always allowed"), 0)),
+                    1 if chosen < running.len() => drop(running.swap_remove(chosen)),
+                    2 | 3 if chosen < running.len() => {
+                        let (upload, at) = &mut running[chosen];
+                        let end = (*at + random.below(2 * FRAME_LEN as u64) as usize).min(data.len() - 1);
+                        let written = upload.write(vec![data.slice(*at..end)]).await;
+                        *at = end;
+                        if let Err(end) = written {
+                            assert!(matches!(end, UploadEnd::Failed(StoreError::TakenOver)), "round {round}: {end:?}");
+                            running.swap_remove(chosen);
+                        }
+                    }
+                    _ => {
+                        let status = worker.upload_status(&key).await.expect("no error");
+                        assert!(status.committed >= said, "round {round}: {} after {said}", status.committed);
+                        said = status.committed;
+                        if said > 0 && running.len() < 4 && random.below(2) == 0 {
+                            let resumed = open(&worker, &key, said).await.expect("it was said to be good");
+                            running.push((resumed, said as usize));
+                        }
+                    }
+                }
+            }
+            let at = worker.upload_status(&key).await.expect("no error").committed;
+            assert!(at >= said);
+            let mut last = open(&worker, &key, at).await.expect("it was said to be good");
+            last.write(vec![data.slice(at as usize..)]).await.expect("consumed");
+            assert_eq!(last.finish().await, Ok(PutOutcome::Stored));
+            drop(running);
+            settle(&worker).await;
+            let get = Get { digest, offset: 0, limit: None, accept: Accept::Identity };
+            assert!(read(&worker, get).await.expect("present").1 == data);
+            worker.uploads().clear();
+            assert_eq!((worker.stats().parked_uploads, disk.with(|state| state.frames_in_flight)), (0, 0));
+        }
+    });
+}
+
+/// Goal: who begins anew owes nothing to what was there: wrong bytes that were cut off harm nobody, and an upload that has come
+/// as far as an older one sets that one's space free. Method: wrong bytes, a cut, all from 0.
+#[test]
+fn beginning_anew_passes_what_was_there() {
+    block_on(async {
+        let (worker, _) = worker(StorageMode::Zstd);
+        let data = SplitMix64(5).noise(4 * FRAME_LEN);
+        let key = key(digest_of(&data), Encoding::Identity, "u");
+        let mut wrong = open(&worker, &key, 0).await.expect("new");
+        wrong.write(vec![Bytes::from(vec![7; 2 * FRAME_LEN])]).await.expect("consumed");
+        assert_eq!(wrong.suspend().await.expect("consumed"), 2 * FRAME_LEN as u64);
+        let mut anew = open(&worker, &key, 0).await.expect("always allowed");
+        anew.write(vec![data.slice(..FRAME_LEN)]).await.expect("consumed");
+        let status = worker.upload_status(&key).await.expect("no error");
+        assert_eq!((status.committed, worker.stats().parked_uploads), (2 * FRAME_LEN as u64, 1));
+        anew.write(vec![data.slice(FRAME_LEN..3 * FRAME_LEN)]).await.expect("consumed");
+        wait_for(&worker, &key, 3 * FRAME_LEN as u64).await;
+        assert_eq!(worker.stats().parked_uploads, 0);
+        anew.write(vec![data.slice(3 * FRAME_LEN..)]).await.expect("consumed");
+        assert_eq!(anew.finish().await, Ok(PutOutcome::Stored));
+        // The same, ended without a question in between.
+        let data = SplitMix64(6).noise(4 * FRAME_LEN);
+        let key = self::key(digest_of(&data), Encoding::Identity, "u");
+        let mut wrong = open(&worker, &key, 0).await.expect("new");
+        wrong.write(vec![Bytes::from(vec![7; 2 * FRAME_LEN])]).await.expect("consumed");
+        wrong.suspend().await.expect("consumed");
+        let mut anew = open(&worker, &key, 0).await.expect("always allowed");
+        anew.write(vec![data]).await.expect("consumed");
+        assert_eq!((anew.finish().await, worker.stats().parked_uploads), (Ok(PutOutcome::Stored), 0));
+    });
+}
+
 /// Goal: a client that comes back takes the session from its old stream, which learns of it; what the old stream sent in
 /// between is skipped. Method: two handles of one key, a status in between.
 #[test]
@@ -176,11 +264,13 @@ fn a_wrong_offset_is_refused() {
         assert_eq!(worker.stats().parked_uploads, 1);
         assert_eq!(open(&worker, &key, 100_001).await.err(), refused(100_001, 100_000));
         assert_eq!(worker.stats().parked_uploads, 1);
-        // Starting anew frees the parked one.
+        // Starting anew leaves the parked one where it is, and frees it in the end.
         let mut upload = open(&worker, &key, 0).await.expect("new");
-        assert_eq!(worker.stats().parked_uploads, 0);
+        assert_eq!(worker.stats().parked_uploads, 1);
+        assert_eq!(open(&worker, &key, 99_999).await.err(), refused(99_999, 100_000));
         upload.write(vec![data]).await.expect("consumed");
         assert_eq!(upload.finish().await, Ok(PutOutcome::Stored));
+        assert_eq!(worker.stats().parked_uploads, 0);
     });
 }
 
