@@ -16,6 +16,10 @@ pub enum What {
     Header,
     /// The list of a log segment's records: they are found without it.
     Footer,
+    /// All that a log segment had behind its header, its list as well.
+    Records,
+    /// Entries that a shard had when the server ended, and that nothing names any more.
+    Missing,
     /// A record whose header is not what was written there.
     RecordHeader,
     /// A record with another payload than was written.
@@ -33,6 +37,11 @@ pub enum What {
 }
 
 impl What {
+    /// Whether content is lost with it.
+    pub fn is_loss(self) -> bool {
+        !matches!(self, Self::Super | Self::HeaderCopy | Self::Footer)
+    }
+
     /// For machines.
     pub fn name(self) -> &'static str {
         match self {
@@ -40,6 +49,8 @@ impl What {
             Self::HeaderCopy => "segment_header_copy",
             Self::Header => "segment_header",
             Self::Footer => "footer",
+            Self::Records => "records",
+            Self::Missing => "missing",
             Self::RecordHeader => "record_header",
             Self::Payload => "payload",
             Self::Listing => "listing",
@@ -57,6 +68,8 @@ impl What {
             Self::HeaderCopy => "one copy of a segment's header (nothing is lost)",
             Self::Header => "both copies of a segment's header (its content is lost)",
             Self::Footer => "the footer of a segment (nothing is lost)",
+            Self::Records => "all records of a segment, and their list (its content is lost)",
+            Self::Missing => "entries of a shard that were there when the server ended (they are lost)",
             Self::RecordHeader => "the header of a record",
             Self::Payload => "the payload of a record",
             Self::Listing => "a record that is not the one listed",
@@ -173,6 +186,11 @@ impl Findings {
     pub fn note_generation(&mut self, generation: u64) {
         let (oldest, newest) = self.generations.unwrap_or((generation, generation));
         self.generations = Some((oldest.min(generation), newest.max(generation)));
+    }
+
+    /// Whether anything is broken that took content with it.
+    pub fn has_losses(&self) -> bool {
+        self.broken.keys().any(|what| what.is_loss())
     }
 
     pub fn broken_total(&self) -> u64 {

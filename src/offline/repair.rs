@@ -21,6 +21,10 @@ pub struct Damage {
     pub footer: bool,
     /// Listed records, by number.
     dropped: BTreeSet<usize>,
+    /// Nothing is left of what it listed.
+    pub emptied: bool,
+    /// A listed record of ages whose entries are not all there: it goes, and counts for nothing.
+    pub outdated: Option<usize>,
     /// Records in no list: where they start, and their header if that is whole.
     pub unlisted: Vec<(u64, Option<Header>)>,
 }
@@ -37,7 +41,7 @@ impl Damage {
         for (number, entry) in footer.entries.iter().enumerate() {
             let word = Word::from_bits(entry.word).expect("checked when the list was read");
             let detail = if word.is_large() { large.next() } else { None };
-            if self.dropped.contains(&number) {
+            if self.dropped.contains(&number) || self.outdated == Some(number) {
                 out.entries.push(FooterEntry { tag: entry.tag, word: Word::tomb(word.location()).bits() });
             } else {
                 out.entries.push(*entry);
@@ -52,7 +56,7 @@ impl Surveyor {
     /// Repairs a log segment. How many broken things are gone.
     pub(super) async fn repair_log(&self, header: SegmentHeader, listed: &Listed, damage: &Damage) -> io::Result<u64> {
         let SegmentHeader { segment, generation, .. } = header;
-        for &number in &damage.dropped {
+        for &number in damage.dropped.iter().chain(&damage.outdated) {
             let entry = listed.footer.entries[number];
             let location = Word::from_bits(entry.word).map_or(0, Word::location);
             self.bury(entry.tag, Place { position: location * RECORD_ALIGN as u64, generation }).await?;
@@ -66,15 +70,24 @@ impl Surveyor {
                 _ => self.files.patch(*position, &[0; HEADER_LEN]).await?,
             }
         }
-        if damage.footer || (listed.on_disk > 0 && !damage.dropped.is_empty()) {
+        let changed = !damage.dropped.is_empty() || damage.outdated.is_some();
+        if damage.footer || damage.emptied || (listed.on_disk > 0 && changed) {
             let footer = damage.without_dropped(&listed.footer);
-            let bytes = footer.encode(&self.sums, self.layout, segment, generation, listed.tail, listed.sealed);
+            let bytes = footer.encode(
+                &self.sums,
+                self.layout,
+                segment,
+                generation,
+                listed.tail,
+                listed.sealed || damage.emptied,
+            );
             let mut blocks = vec![0; bytes.len().next_multiple_of(DISK_ALIGN) - bytes.len()];
             blocks.extend_from_slice(&bytes);
             let end = self.layout.position(segment, self.layout.segment_len);
             self.files.write(end - blocks.len() as u64, &blocks).await?;
         }
-        Ok((damage.dropped.len() + damage.unlisted.len()) as u64 + u64::from(damage.footer))
+        let records = (damage.dropped.len() + damage.unlisted.len()) as u64;
+        Ok(records + u64::from(damage.footer) + u64::from(damage.emptied))
     }
 
     /// Writes a tomb over the start of a record, which is never shorter than one.

@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use super::content;
@@ -19,6 +20,7 @@ use crate::budget::Purse;
 use crate::limits::{CHUNK_LEN, DISK_ALIGN, WORK_SLICE_LEN};
 use crate::pure::chunks::Chunks;
 use crate::pure::index::{Index, Word};
+use crate::pure::recency::Ages;
 use crate::pure::record::{
     Checksums, Commit, HEADER_LEN, Header, Key, Place, RECORD_ALIGN, RecordKind, generation_at, log_len, may_start,
 };
@@ -44,6 +46,8 @@ pub struct Surveyor {
     pub(super) layout: Layout,
     pub(super) sums: Checksums,
     map: ShardMap,
+    /// Which segments have a header.
+    leased: Rc<[bool]>,
     codecs: Codecs,
     depth: Depth,
     repairs: bool,
@@ -82,6 +86,7 @@ impl Surveyor {
             layout: volume.layout(),
             sums: volume.checksums(),
             map: ShardMap::new(volume.shards(), 1),
+            leased: volume.headers().iter().map(Option::is_some).collect(),
             codecs: Codecs::new(StorageMode::Zstd, Purse::alone(u64::MAX)),
             depth,
             repairs,
@@ -144,7 +149,7 @@ impl Surveyor {
         }
         let mut latest: Vec<(u64, (usize, LargeEntry))> = large.into_iter().collect();
         latest.sort_unstable_by_key(|(_, (order, _))| std::cmp::Reverse(*order));
-        let mut large_bytes = 0;
+        let (mut large_bytes, mut homeless) = (0, Vec::new());
         for (tag, (_, LargeEntry { runs, .. })) in latest {
             let claim = index.get(tag).and_then(|word| claims.remove(&word.location()));
             let Some(claim) = claim else {
@@ -153,11 +158,9 @@ impl Surveyor {
             };
             if !chunks.claim_all(&runs) {
                 index.remove(tag);
-                let entry = logs[claim.log].listed.footer.entries[claim.entry];
-                let position = Word::from_bits(entry.word).map_or(0, |word| word.location() * RECORD_ALIGN as u64);
-                self.note(&mut findings, What::Chunks, position, Some(claim.found.header.key));
-                logs[claim.log].damage.drop_entry(claim.entry);
-                logs[claim.log].facts[claim.entry] = None;
+                if runs.iter().any(|run| !self.leased[self.layout.segment_of_chunk(run.first) as usize]) {
+                    homeless.push(claim);
+                }
                 continue;
             }
             let compared = self.large(&claim.found).await;
@@ -180,6 +183,7 @@ impl Surveyor {
         }
         let chunk_bytes = findings.chunk_segments * u64::from(self.layout.segment_len);
         self.progress.add(chunk_bytes.saturating_sub(large_bytes));
+        self.compare_count(&mut logs, homeless, &index, &mut findings).await;
         self.sum_up(&logs, &index, &mut findings);
         findings.chunks_taken = chunks.segments().map(|segment| u64::from(chunks.taken(segment))).sum();
         if self.repairs {
@@ -220,10 +224,16 @@ impl Surveyor {
         let reader = self.reader();
         let listed = reader.load_log(shard, segment, generation, gap).await;
         let mut damage = Damage::default();
-        damage.footer = listed.on_disk == 0 && self.footer_is_damaged(header).await;
+        let is_listed = listed.on_disk > 0 || listed.sealed;
+        damage.footer = !is_listed && self.footer_is_damaged(header).await;
         if damage.footer {
             let trailer = self.layout.position(segment, self.layout.segment_len) - segment::TRAILER_LEN as u64;
             self.note(findings, What::Footer, trailer, None);
+        }
+        // Another segment is begun when one is full: only the last may have nothing in it.
+        damage.emptied = gap == u32::MAX && !is_listed && !damage.footer && listed.footer.entries.is_empty();
+        if damage.emptied {
+            self.note(findings, What::Records, self.layout.position(segment, HEAD_LEN), None);
         }
         let mut window = Window::new(&self.files, self.layout, segment);
         let (mut ends, mut facts, mut commits) = (Vec::new(), Vec::new(), Vec::new());
@@ -267,6 +277,46 @@ impl Surveyor {
         findings.log_segments += 1;
         findings.log_used += u64::from(listed.tail);
         (Log { header, listed, facts, damage }, commits)
+    }
+
+    /// Compares the number of entries with what the server noted at its end: a segment may be gone with its header, and look
+    /// like one that was freed. `homeless` are commits of large blobs with chunks in such segments.
+    ///
+    /// Why not all of those whose chunks are not theirs: the commit of a blob that was evicted may outlive its tomb.
+    async fn compare_count(&self, logs: &mut [Log], homeless: Vec<Claim>, index: &Index, findings: &mut Findings) {
+        let noted = self.noted(logs).await;
+        if noted.is_some_and(|(noted, _)| index.len() as u64 >= noted) {
+            return;
+        }
+        for claim in homeless {
+            let position = self.location(&logs[claim.log], claim.entry) * RECORD_ALIGN as u64;
+            self.note(findings, What::Chunks, position, Some(claim.found.header.key));
+            logs[claim.log].damage.drop_entry(claim.entry);
+            logs[claim.log].facts[claim.entry] = None;
+        }
+        let (Some((_, position)), Some(last)) = (noted, logs.last_mut()) else { return };
+        // Once what is broken has been dropped the note would tell of it for ever.
+        last.damage.outdated = last.listed.footer.entries.len().checked_sub(1);
+        if !findings.has_losses() {
+            self.note(findings, What::Missing, position, None);
+            findings.repaired += u64::from(self.repairs);
+        }
+    }
+
+    /// How many entries there were when the server ended, and where that stands: in the record of their ages, as long as it is
+    /// the last in the log.
+    async fn noted(&self, logs: &[Log]) -> Option<(u64, u64)> {
+        let last = logs.last()?;
+        let position = self.location(last, last.listed.footer.entries.len().checked_sub(1)?) * RECORD_ALIGN as u64;
+        let place = Place { position, generation: last.header.generation };
+        let (segment, offset) = self.layout.split(position);
+        let mut window = Window::new(&self.files, self.layout, segment);
+        let header = Header::decode(window.at(offset, HEADER_LEN).await?, &self.sums, place)?;
+        if header.kind != RecordKind::Ages || header.record_len() > (self.layout.segment_len - offset) as usize {
+            return None;
+        }
+        let record = window.at(offset, header.record_len()).await?;
+        Some((Ages::entries(header.payload(record, &self.sums)?)?, position))
     }
 
     async fn footer_is_damaged(&self, header: SegmentHeader) -> bool {

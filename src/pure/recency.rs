@@ -131,6 +131,11 @@ impl Ages {
         &self.0
     }
 
+    /// Of how many entries `bytes` were written.
+    pub fn entries(bytes: &[u8]) -> Option<u64> {
+        bytes.split_at_checked(AGES_HEAD_LEN).map(|(head, _)| u64_at(head, 0))
+    }
+
     /// The epoch of last use of each of `tags`, in their order. `None` when they are not those that `bytes` were written of.
     pub fn decode(bytes: &[u8], sums: &Checksums, tags: impl Iterator<Item = u64>, now: Epoch) -> Option<Vec<Epoch>> {
         let (head, ages) = bytes.split_at_checked(AGES_HEAD_LEN)?;
@@ -176,6 +181,7 @@ mod tests {
             let sums = Checksums { key: 77 };
             let tags = || entries.iter().map(|(tag, _)| *tag);
             let ages = Ages::encode(&sums, entries.iter().map(|(tag, age)| (*tag, Epoch(now - age))), Epoch(now));
+            prop_assert_eq!(Ages::entries(ages.bytes()), Some(entries.len() as u64));
             let then = Epoch(now + later);
             let found = Ages::decode(ages.bytes(), &sums, tags(), then).expect("the same entries");
             for ((_, age), epoch) in entries.iter().zip(found) {

@@ -192,14 +192,19 @@ def test_headers_of_segments(filled):
     check_clean(filled)
 
 
-def test_a_segment_of_frames_that_is_gone(filled):
-    # Zeros, as if it had never been used: the commits in the log tell what stood there.
-    content = filled.content(3 * MIB + 77)
+def zero_frames(filled, content) -> None:
+    """Zeros, as if the segments with these frames had never been used."""
     segments = {filled.data.find(content.read(at, 64))[0] // MIB for at in (0, 2 * MIB)}
     with open(filled.data.path, "r+b") as file:
         for segment in segments:
             file.seek(segment * MIB)
             file.write(bytes(MIB))
+
+
+def test_a_segment_of_frames_that_is_gone(filled):
+    # The commits in the log tell what stood there.
+    content = filled.content(3 * MIB + 77)
+    zero_frames(filled, content)
     run = tool("check", filled.directory, "--json")
     keys = {entry["key"] for entry in run.json["positions"]}
     assert run.code == 1 and set(run.json["kinds"]) == {"chunks"}, run
@@ -208,6 +213,87 @@ def test_a_segment_of_frames_that_is_gone(filled):
     assert run.code == 0 and run.json["repaired"] == run.json["broken"] == len(keys), run
     check_clean(filled)
     filled.check_served(but=[other.hash for other in filled.contents if f"cas {other.hash}/{other.size}" in keys])
+
+
+def test_commits_of_what_was_gone_at_the_end(filled):
+    # They stay in the log, as those of evicted blobs do whose tombs went first; the server has not counted them.
+    zero_frames(filled, filled.content(3 * MIB + 77))
+    filled.server.start()
+    filled.server.stop()
+    check_clean(filled)
+
+
+class Logs:
+    """A cache some of whose shards have two segments of log or more, its server stopped."""
+
+    def __init__(self, server):
+        self.server = server
+        self.contents = [unique(240_000 + number) for number in range(100)]
+        with Client(server.address) as client:
+            for content in self.contents:
+                client.put(content.bytes())
+        server.stop()
+        self.data = Data(server.directory)
+
+    @property
+    def directory(self) -> pathlib.Path:
+        return self.server.directory
+
+    def oldest(self) -> tuple[int, set[str]]:
+        """The number of a segment of log that is not the last of its shard, and the hashes of what stands in it."""
+        data, shards = self.data.bytes(), {}
+        for at in range(0, len(data), MIB):
+            if data[at : at + 5] == SEGMENT_HEADER + b"\x01":
+                shard, generation = data[at + 6 : at + 8], int.from_bytes(data[at + 16 : at + 24], "little")
+                shards.setdefault(shard, []).append((generation, at // MIB))
+        _, segment = min(min(segments) for segments in shards.values() if len(segments) > 1)
+        places = zip(self.data.records([content.hash for content in self.contents]), self.contents)
+        return segment, {content.hash for place, content in places if place // MIB == segment}
+
+    def check_served(self, but: set[str]) -> None:
+        self.server.start()
+        with Client(self.server.address) as client:
+            assert {key.hash for key in client.find_missing([digest(content) for content in self.contents])} == but
+        self.server.stop()
+
+
+@pytest.mark.parametrize("kept", [0, 2 * 4096], ids=["all", "all but the header"])
+def test_a_segment_of_log_that_is_zeros(fresh, kept):
+    # What a lost write or a discarded range leaves: nothing in the segment itself says that there was something.
+    filled = Logs(fresh(max_size="0.0625", storage_mode="uncompressed"))
+    check_clean(filled)
+    segment, gone = filled.oldest()
+    assert gone
+    with open(filled.data.path, "r+b") as file:
+        file.seek(segment * MIB + kept)
+        file.write(bytes(MIB - kept))
+    check_found(filled, {"records" if kept else "missing": 1}, "", segment * MIB + kept if kept else None)
+    filled.check_served(gone)
+    check_clean(filled)
+
+
+@pytest.mark.parametrize("copy", [0, 1])
+def test_zeros_in_the_place_of_what_stands_twice(filled, copy):
+    segment = filled.data.find(SEGMENT_HEADER)[0]
+    path = filled.directory / "super"
+    path.write_bytes(path.read_bytes()[: 4096 * copy] + bytes(4096) + path.read_bytes()[4096 * (copy + 1) :])
+    with open(filled.data.path, "r+b") as file:
+        file.seek(segment + 4096 * copy)
+        file.write(bytes(4096))
+    check_found(filled, {"super": 1, "segment_header_copy": 1})
+    filled.check_served()
+
+
+def test_zeros_in_the_place_of_a_chunk_and_a_record(filled):
+    large, small = filled.content(3 * MIB + 77), filled.content(5000)
+    with open(filled.data.path, "r+b") as file:
+        file.seek(filled.data.find(large.read(0, 4096))[0])
+        file.write(bytes(64 * KIB))
+        file.seek(filled.data.record(small.hash))
+        file.write(bytes(5000))
+    check_found(filled, {"frame": 1, "record_header": 1})
+    filled.check_served(but=[large.hash, small.hash])
+    check_clean(filled)
 
 
 @pytest.mark.parametrize("offset", [0, 12, 24, 56, -8, -16], ids=["magic", "length", "generation", "sum", "list", "word"])
