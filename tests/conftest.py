@@ -8,12 +8,22 @@ import pytest
 
 # The server's line for a request that ended as requests do.
 ACCESS = re.compile(r" in=\d+ out=\d+ ")
+# Files of a minute and more, the longest first: one that was begun late would run alone at the end.
+LONGEST = (
+    "test_bazel.py test_bazel_access.py test_s3_drill.py test_disk.py test_byte_stream.py test_s3_memory.py "
+    "test_s3_backends.py test_restart.py test_soak.py test_s3_matrix.py test_s3_hostile.py"
+).split()
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "support"), str(HERE / "bazel")]
 
 from fault_s3 import FaultStore  # noqa: E402
 from reapi import Client  # noqa: E402
 from server import Server, running  # noqa: E402
+
+
+def pytest_collection_modifyitems(items):
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
 
 
 @pytest.hookimpl(hookwrapper=True)
