@@ -17,6 +17,8 @@ use crate::rt::time;
 
 /// What is logged when nobody says more.
 const USUAL: &str = "info";
+/// Access lines pass whatever the level: `--access_log_level` says whether there are any.
+const ACCESS: &str = "access=info";
 
 /// `--log_level`: a level, or directives such as `info,ringcas::backend=debug`.
 pub fn level(text: &str) -> Result<String, String> {
@@ -41,8 +43,10 @@ pub fn start(level: Option<&str>, timezone: LogTimezone) -> Log {
     let level = level.unwrap_or(USUAL);
     // Why apart: bazel-remote's operators send the two to different files.
     let writer = io::stderr.with_filter(|line| line.target() != "access").or_else(io::stdout);
-    let builder =
-        tracing_subscriber::fmt().with_writer(writer).with_target(false).with_env_filter(EnvFilter::new(level));
+    let builder = tracing_subscriber::fmt()
+        .with_writer(writer)
+        .with_target(false)
+        .with_env_filter(EnvFilter::new(with_access(level)));
     let set: Box<dyn Fn(EnvFilter) -> Result<(), String> + Send> = match timezone {
         LogTimezone::None => {
             let builder = builder.without_time().with_filter_reloading();
@@ -69,12 +73,17 @@ impl Part for Log {
     fn reload(&mut self, config: &Config) -> Result<Option<String>, String> {
         let level = config.log_level.as_deref().unwrap_or(USUAL);
         if level != self.level {
-            let filter = EnvFilter::try_new(level).map_err(|error| format!("--log_level: {error}"))?;
+            let filter = EnvFilter::try_new(with_access(level)).map_err(|error| format!("--log_level: {error}"))?;
             (self.set)(filter)?;
             level.clone_into(&mut self.level);
         }
         Ok(None)
     }
+}
+
+/// In front, so that a list that names `access` itself has the last word.
+fn with_access(level: &str) -> String {
+    format!("{ACCESS},{level}")
 }
 
 /// Times as in RFC 3339, with microseconds.
@@ -105,7 +114,21 @@ fn stamp(seconds: u64, micros: u32, offset_s: i32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tracing_subscriber::layer::SubscriberExt as _;
+
     use super::*;
+
+    /// Goal: access lines do not depend on the level, unless it names them. Method: levels, and which lines pass.
+    #[test]
+    fn access_lines_pass() {
+        for (level, access, other) in [("info", true, true), ("error", true, false), ("info,access=off", false, true)] {
+            let subscriber = tracing_subscriber::registry().with(EnvFilter::new(with_access(level)));
+            tracing::subscriber::with_default(subscriber, || {
+                assert_eq!(tracing::enabled!(target: "access", tracing::Level::INFO), access, "{level}");
+                assert_eq!(tracing::enabled!(target: "ringcas", tracing::Level::INFO), other, "{level}");
+            });
+        }
+    }
 
     /// Goal: times are those of the zone, with its distance from UTC. Method: one instant in three zones.
     #[test]

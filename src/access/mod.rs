@@ -8,6 +8,8 @@ mod files;
 mod passwords;
 
 use std::cell::Cell;
+use std::fmt;
+use std::net::IpAddr;
 use std::rc::Rc;
 
 pub use crate::pure::roles::Role;
@@ -40,8 +42,29 @@ impl From<Role> for Ask {
 /// Who is at the other end of a connection, as far as the connection itself tells. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Peer {
+    pub origin: Origin,
     /// The name of the certificate that it has shown, if that was verified: empty when the certificate has none.
     pub certificate: Option<Rc<str>>,
+}
+
+/// Where a connection comes from, as logs name it: an address, or `unix` for a process of this machine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Origin(Option<IpAddr>);
+
+impl From<IpAddr> for Origin {
+    fn from(address: IpAddr) -> Self {
+        // Why canonical: a socket for both versions shows 10.0.0.1 as ::ffff:10.0.0.1.
+        Self(Some(address.to_canonical()))
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(address) => address.fmt(f),
+            None => f.write_str("unix"),
+        }
+    }
 }
 
 /// Why a request is refused.

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use crate::access::Origin;
 use crate::limits;
 use crate::metrics::{Metric, Snapshot};
 use crate::net::Server;
@@ -189,7 +190,11 @@ pub async fn serve_core<S: Store>(mut inbox: Inbox, server: Rc<Server<S>>) {
                     let mut authority = AuthorityFilter::default();
                     socket.filter(Box::new(move |bytes| authority.pass(bytes)));
                 }
-                server.serve(counted.kind, socket, counted);
+                let origin = match socket.peer() {
+                    Peer::Tcp(address) => address.ip().into(),
+                    Peer::Unix => Origin::default(),
+                };
+                server.serve(counted.kind, socket, origin, counted);
             }
             Err(error) => tracing::debug!(%error, "a connection ended before it was served"),
         }

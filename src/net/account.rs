@@ -1,9 +1,11 @@
 //! The account of a call: what came, what went, how it ended. Counted, and logged if wanted (`--access_log_level all`).
 
+use std::fmt::{self, Write};
 use std::rc::Rc;
 use std::time::Instant;
 
-use super::methods::{GrpcCounters, Method, OfMethod};
+use super::methods::{GrpcCounters, Method, OfMethod, label};
+use crate::access::Origin;
 use crate::rt::time;
 use crate::service::Code;
 
@@ -13,7 +15,8 @@ pub struct Account {
     method: Method,
     /// Write a line.
     is_logged: bool,
-    /// The `resource_name` of a ByteStream call; else empty.
+    origin: Origin,
+    /// The `resource_name` of a ByteStream call, the key of one about a result; else empty.
     resource: String,
     /// Bytes of messages in and out.
     received: u64,
@@ -24,10 +27,10 @@ pub struct Account {
 }
 
 impl Account {
-    pub fn open(counters: Rc<GrpcCounters>, method: Method, is_logged: bool) -> Self {
+    pub fn open(counters: Rc<GrpcCounters>, method: Method, is_logged: bool, origin: Origin) -> Self {
         counters.of(method).started.count();
         let started = time::now();
-        Self { counters, method, is_logged, resource: String::new(), received: 0, sent: 0, code: None, started }
+        Self { counters, method, is_logged, origin, resource: String::new(), received: 0, sent: 0, code: None, started }
     }
 
     /// A request message has begun.
@@ -49,9 +52,11 @@ impl Account {
     }
 
     /// Names what the call is about.
-    pub fn note_resource(&mut self, name: &str) {
+    pub fn note_resource(&mut self, name: fmt::Arguments<'_>) {
         if self.is_logged {
-            name.clone_into(&mut self.resource);
+            self.resource.clear();
+            // Writing to a String cannot fail.
+            let _ = self.resource.write_fmt(name);
         }
     }
 
@@ -72,16 +77,15 @@ impl Drop for Account {
         if !self.is_logged {
             return;
         }
-        let Self { method, resource, received, sent, code, .. } = self;
+        let Self { method, origin, resource, received, sent, code, .. } = self;
         let service = method.service().rsplit('.').next().unwrap_or_default();
         let (method, ms) = (method.name(), time.as_secs_f64() * 1e3);
-        match code {
-            Some(code) => {
-                tracing::info!(target: "access", "{service}.{method} {resource} {code:?} in={received} out={sent} {ms:.3}ms")
-            }
-            None => {
-                tracing::info!(target: "access", "{service}.{method} {resource} cut in={received} out={sent} {ms:.3}ms")
-            }
-        }
+        let end = code.map_or("cut", label);
+        // Why a dash: the words of a line have their places.
+        let resource = if resource.is_empty() { "-" } else { resource };
+        tracing::info!(
+            target: "access",
+            "{service}.{method} {resource} {end} from={origin} in={received} out={sent} {ms:.3}ms"
+        );
     }
 }

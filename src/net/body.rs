@@ -1,5 +1,6 @@
 //! The request side of a call: its body, cut into messages.
 
+use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
@@ -216,7 +217,7 @@ impl Incoming for RequestStream {
         metadata::user_agent(&self.headers)
     }
 
-    fn note_resource(&mut self, name: &str) {
+    fn note_resource(&mut self, name: fmt::Arguments<'_>) {
         self.responder.note_resource(name);
     }
 }

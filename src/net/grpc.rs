@@ -134,7 +134,7 @@ fn dispatch<S: Store>(call: Call<'_, S>) {
         "/build.bazel.remote.execution.v2.ActionCache/GetActionResult" => {
             call.unary_held(Method::GetActionResult, action_cache::get_action_result)
         }
-        UPDATE_ACTION => call.unary(Method::UpdateActionResult, action_cache::update_action_result),
+        UPDATE_ACTION => call.unary_held(Method::UpdateActionResult, action_cache::update_action_result),
         FIND_MISSING => call.unary(Method::FindMissingBlobs, cas::find_missing_blobs),
         BATCH_UPDATE => call.unary_named(Method::BatchUpdateBlobs, cas::batch_update_blobs),
         "/build.bazel.remote.execution.v2.ContentAddressableStorage/BatchReadBlobs" => {
@@ -296,6 +296,7 @@ impl<S: Store> Call<'_, S> {
             server.counters.grpc.clone(),
             method,
             server.services.options.access_log.get(),
+            peer.origin,
         ));
         responder.charge(memory);
         let deadline: Option<Sleep> = timeout.map(time::sleep);

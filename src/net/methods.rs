@@ -160,7 +160,7 @@ impl GrpcCounters {
 }
 
 /// The label `grpc_code`. Source: grpc-go's `codes.Code.String`.
-fn label(code: Code) -> &'static str {
+pub(super) fn label(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
         Code::Cancelled => "Canceled",

@@ -1,6 +1,7 @@
 //! The reply side of a call: headers, messages, status.
 
 use std::cell::RefCell;
+use std::fmt;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
@@ -261,7 +262,7 @@ impl Outgoing for Responder {
         Ok(())
     }
 
-    fn note_resource(&mut self, name: &str) {
+    fn note_resource(&mut self, name: fmt::Arguments<'_>) {
         if let Some(account) = &mut self.0.borrow_mut().account {
             account.note_resource(name);
         }

@@ -18,7 +18,7 @@ use super::payload::Shown;
 use super::tls::{self, Acceptors, TlsAcceptor, TlsStream};
 use super::transport::{Protocol, Transport};
 use super::trust::Trust;
-use crate::access::{Access, Peer};
+use crate::access::{Access, Origin, Peer};
 use crate::budget::{Apart, Claim, Purse};
 use crate::limits;
 use crate::metrics::export::Exporter;
@@ -181,7 +181,7 @@ impl<S: Store> Server<S> {
     }
 
     /// Serves one connection in the background. `hold` is dropped when the connection and all of its calls have ended.
-    pub fn serve<T>(self: &Rc<Self>, kind: Kind, io: T, hold: impl Sized + 'static)
+    pub fn serve<T>(self: &Rc<Self>, kind: Kind, io: T, origin: Origin, hold: impl Sized + 'static)
     where
         T: AsyncRead + AsyncWrite + Unpin + 'static,
     {
@@ -189,14 +189,14 @@ impl<S: Store> Server<S> {
         match self.settings.tls.as_ref().map(|tls| tls.with(|_, acceptors| acceptors.of(kind))) {
             None => {
                 self.connections.spawn(async move {
-                    server.speak(kind, Transport::plain(io), Peer::default()).await;
+                    server.speak(kind, Transport::plain(io), Peer { origin, certificate: None }).await;
                     drop(hold);
                 });
             }
             // Why bulk work: signing takes up to a millisecond, and a flood of handshakes must not delay what is served.
             Some(acceptor) => {
                 self.connections.spawn_bulk(async move {
-                    let Some((stream, peer, memory)) = server.secure(acceptor, io).await else { return };
+                    let Some((stream, peer, memory)) = server.secure(acceptor, io, origin).await else { return };
                     server.clone().connections.spawn(async move {
                         server.speak(kind, Transport::tls(stream), peer).await;
                         drop((memory, hold));
@@ -207,7 +207,7 @@ impl<S: Store> Server<S> {
     }
 
     /// The TLS handshake of a connection, and its memory.
-    async fn secure<T>(&self, acceptor: TlsAcceptor, io: T) -> Option<(TlsStream<T>, Peer, Apart)>
+    async fn secure<T>(&self, acceptor: TlsAcceptor, io: T, origin: Origin) -> Option<(TlsStream<T>, Peer, Apart)>
     where
         T: AsyncRead + AsyncWrite + Unpin,
     {
@@ -223,7 +223,7 @@ impl<S: Store> Server<S> {
             Phase::Serving => Poll::Pending,
             Phase::Draining | Phase::Aborting => Poll::Ready(()),
         });
-        let handshake = time::timeout(self.handshake_timeout.get(), tls::handshake(acceptor, io));
+        let handshake = time::timeout(self.handshake_timeout.get(), tls::handshake(acceptor, io, origin));
         match time::race(handshake, stopping).await {
             Either::Left(Ok(Ok((stream, peer)))) => {
                 count(done);

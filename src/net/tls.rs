@@ -14,7 +14,7 @@ use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier}
 use tokio_rustls::rustls::{self, RootCertStore, ServerConfig, SupportedProtocolVersion, version};
 
 use super::accept::Kind;
-use crate::access::Peer;
+use crate::access::{Origin, Peer};
 use crate::kept::Source;
 use crate::limits;
 use crate::pure::certificate;
@@ -152,7 +152,7 @@ impl Acceptors {
 }
 
 /// The handshake. The caller has a deadline. Says who is at the other end.
-pub(super) async fn handshake<T>(acceptor: TlsAcceptor, io: T) -> io::Result<(TlsStream<T>, Peer)>
+pub(super) async fn handshake<T>(acceptor: TlsAcceptor, io: T, origin: Origin) -> io::Result<(TlsStream<T>, Peer)>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
@@ -160,5 +160,5 @@ where
     let stream = acceptor.accept_with(io, limit).await?;
     let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
     let certificate = shown.map(|shown| Rc::from(certificate::name(shown).unwrap_or_default()));
-    Ok((stream, Peer { certificate }))
+    Ok((stream, Peer { origin, certificate }))
 }

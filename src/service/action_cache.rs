@@ -25,6 +25,7 @@ pub async fn get_action_result<S: Store>(
     out: &mut impl Outgoing,
 ) -> Result<Reply, Status> {
     let request: GetActionResultRequest = decode(request)?;
+    note_action(out, &request.instance_name, request.action_digest.as_ref());
     check_digest_function(request.digest_function)?;
     let key = action_key(services, &request.instance_name, request.action_digest.as_ref())?;
     out.hold(limits::ACTION_READ_HELD_LEN).await?;
@@ -51,15 +52,24 @@ pub async fn update_action_result<S: Store>(
     services: &Services<S>,
     context: &CallContext,
     request: Bytes,
+    out: &mut impl Outgoing,
 ) -> Result<Reply, Status> {
     context.require_write()?;
     let sent = action_result_as_sent(&request);
     let request: UpdateActionResultRequest = decode(request)?;
+    note_action(out, &request.instance_name, request.action_digest.as_ref());
     check_digest_function(request.digest_function)?;
     let key = action_key(services, &request.instance_name, request.action_digest.as_ref())?;
     let result = request.action_result.ok_or_else(|| Status::invalid("action_result: must be set"))?;
     let instance = InstanceTag::of(&request.instance_name);
     Ok(vec![store_result(&services.store, key, instance, result, sent).await?])
+}
+
+/// For the access log: the result as HTTP names it, `instance/ac/hash`.
+fn note_action(out: &mut impl Outgoing, instance: &str, digest: Option<&reapi::Digest>) {
+    let hash = digest.map_or("", |digest| &digest.hash);
+    let separator = if instance.is_empty() { "" } else { "/" };
+    out.note_resource(format_args!("{instance}{separator}ac/{hash}"));
 }
 
 /// Why a result was not stored.
@@ -197,7 +207,9 @@ mod tests {
         request: UpdateActionResultRequest,
     ) -> Result<ActionResult, Status> {
         let request = request.encode_to_vec().into();
-        let reply = update_action_result(services, context, request).now_or_never().expect("ready")?;
+        let reply = update_action_result(services, context, request, &mut Collected::default())
+            .now_or_never()
+            .expect("ready")?;
         Ok(ActionResult::decode(&reply.concat()[..]).expect("a message"))
     }
 
@@ -266,7 +278,8 @@ mod tests {
             let digest = UpdateActionResultRequest { action_digest: wire(digest_of(ACTION)), ..Default::default() };
             let mut request = digest.encode_to_vec();
             sent.iter().for_each(|sent| prost::encoding::bytes::encode(3, &sent.to_vec(), &mut request));
-            let reply = update_action_result(&tested.1, &CallContext::default(), request.into()).now_or_never();
+            let (context, mut out) = (CallContext::default(), Collected::default());
+            let reply = update_action_result(&tested.1, &context, request.into(), &mut out).now_or_never();
             reply.expect("ready").expect("stored").concat()
         };
         let stored = update(&[&sent]);

@@ -3,6 +3,7 @@
 //! Source: googleapis `google/bytestream/bytestream.proto`; REAPI, comments at `ContentAddressableStorage`, for resource
 //! names, compressed blobs and what `committed_size` means for them.
 
+use std::fmt;
 use std::rc::Rc;
 
 use bytes::{Bytes, BytesMut};
@@ -43,7 +44,7 @@ pub trait Incoming {
     /// The `user-agent` header; empty when not sent.
     fn user_agent(&self) -> String;
     /// Names what the call is about, for the access log.
-    fn note_resource(&mut self, name: &str);
+    fn note_resource(&mut self, name: fmt::Arguments<'_>);
 }
 
 /// A zstd frame of nothing. Source: RFC 8878, 3.1.1: magic number, single segment, content size 0, one empty last block.
@@ -61,7 +62,7 @@ pub async fn read<S: Store>(
     out: &mut impl Outgoing,
 ) -> Result<(), Status> {
     let request = ReadRequest::decode(request).map_err(|error| Status::invalid(format!("ReadRequest: {error}")))?;
-    out.note_resource(&request.resource_name);
+    out.note_resource(format_args!("{}", request.resource_name));
     let name =
         ReadName::parse(&request.resource_name).map_err(|error| Status::invalid(format!("resource_name: {error}")))?;
     let get = checked_get(&name, &request)?;
@@ -244,7 +245,7 @@ pub async fn write<S: Store>(
     messages.read_name().await?;
     messages.read_here()?;
     let name = messages.name.clone();
-    messages.incoming.note_resource(&name);
+    messages.incoming.note_resource(format_args!("{name}"));
     let name = write_name(&name)?;
     context.require_write()?;
     let max = services.options.max_blob_size.get();

@@ -23,6 +23,7 @@ mod testing;
 pub mod tree;
 
 use std::cell::Cell;
+use std::fmt;
 use std::rc::Rc;
 
 use bytes::{Buf, Bytes};
@@ -79,7 +80,7 @@ pub trait Outgoing {
     }
 
     /// Names what the call is about, for the access log.
-    fn note_resource(&mut self, _name: &str) {}
+    fn note_resource(&mut self, _name: fmt::Arguments<'_>) {}
 }
 
 /// What a reply has taken, as the store asks for it.

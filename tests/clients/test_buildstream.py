@@ -64,5 +64,5 @@ def test_artifacts(fresh, home):
     bst("artifact", "checkout", "--deps", "none", "--directory", str(home / "out"), str(artifact.relative_to(refs)))
     compared = subprocess.run(["diff", "-r", home / "files", home / "out"], capture_output=True, text=True, timeout=BST_S)
     assert compared.returncode == 0, compared.stdout + compared.stderr
-    calls = re.findall(r"(?:ByteStream|ContentAddressableStorage)\.(\w+)\b.* Ok ", server.log)
+    calls = re.findall(r"(?:ByteStream|ContentAddressableStorage)\.(\w+)\b.* OK ", server.log)
     assert {"Write", "Read", "BatchUpdateBlobs", "BatchReadBlobs", "FindMissingBlobs"} <= set(calls), set(calls)

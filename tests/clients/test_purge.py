@@ -94,7 +94,7 @@ def test_results_by_digest_and_by_instance(fresh):
         found = scrape(server)
         # Counters begin anew with the process.
         assert found['bazel_remote_purged_entries_total{kind="ac"}'] == 40, found
-    assert "purge of action results, instance=other%2Fx: done" in server.log
+    assert "purge of action results, instance=other%2Fx, for 127.0.0.1: done" in server.log
 
 
 def test_results_by_time(fresh):

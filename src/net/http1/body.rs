@@ -12,6 +12,7 @@ use hyper::body::{Frame, SizeHint};
 use super::super::memory::Room;
 use super::counters::{Handler, HttpCounters, method_label};
 use super::io::InRequest;
+use crate::access::Origin;
 use crate::rt::{self, BusyGuard, time};
 use crate::store::{Blob, BlobStream, StoreError};
 
@@ -22,6 +23,7 @@ pub struct Exchange {
     method: Method,
     /// For the access log; `None` when that is off.
     path: Option<String>,
+    origin: Origin,
     code: StatusCode,
     received: u64,
     sent: u64,
@@ -40,6 +42,7 @@ impl Exchange {
         handler: Handler,
         method: Method,
         path: Option<String>,
+        origin: Origin,
         request: InRequest,
     ) -> Self {
         let inflight = counters.inflight(handler);
@@ -49,6 +52,7 @@ impl Exchange {
             handler,
             method,
             path,
+            origin,
             code: StatusCode::OK,
             received: 0,
             sent: 0,
@@ -93,13 +97,8 @@ impl Drop for Exchange {
         self.counters.ended(self.handler, method_label(&self.method), self.code, time, self.sent);
         let Some(path) = &self.path else { return };
         let (method, received, sent, ms) = (&self.method, self.received, self.sent, time.as_secs_f64() * 1e3);
-        match self.is_whole {
-            true => {
-                let code = self.code.as_u16();
-                tracing::info!(target: "access", "{method} {path} {code} in={received} out={sent} {ms:.3}ms");
-            }
-            false => tracing::info!(target: "access", "{method} {path} cut in={received} out={sent} {ms:.3}ms"),
-        }
+        let (end, origin) = (if self.is_whole { self.code.as_str() } else { "cut" }, self.origin);
+        tracing::info!(target: "access", "{method} {path} {end} from={origin} in={received} out={sent} {ms:.3}ms");
     }
 }
 
@@ -227,7 +226,8 @@ mod tests {
             ] {
                 let counters = Rc::new(HttpCounters::new(&crate::metrics::TimeBounds::default()));
                 let request = Watch::request(&Rc::default());
-                let exchange = Exchange::new(counters.clone(), Handler::Get, Method::GET, None, request);
+                let exchange =
+                    Exchange::new(counters.clone(), Handler::Get, Method::GET, None, Origin::default(), request);
                 let (mut sender, receiver) = channel::bounded(2);
                 pieces.into_iter().for_each(|piece| assert!(sender.try_send(piece).is_ok()));
                 drop(sender);

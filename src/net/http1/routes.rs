@@ -68,7 +68,8 @@ pub async fn answer<S: Store>(
     // Why not these: whoever polls every few seconds would fill the log.
     let is_polled = matches!(handler, Handler::Metrics | Handler::Status | Handler::Page);
     let logged = (server.services.options.access_log.get() && !is_polled).then(|| path.to_owned());
-    let exchange = Exchange::new(server.counters.http.clone(), handler, head.method.clone(), logged, in_request);
+    let exchange =
+        Exchange::new(server.counters.http.clone(), handler, head.method.clone(), logged, peer.origin, in_request);
     let is_read = head.method == Method::GET || head.method == Method::HEAD;
     let needs = match (handler, is_read) {
         (Handler::Purge, _) => Role::Admin,
@@ -103,7 +104,7 @@ pub async fn answer<S: Store>(
             Ok(scope) => {
                 let of = scope.prefix().map_or_else(String::new, |prefix| format!(" below {prefix:?}"));
                 let services = server.services.scoped(&scope);
-                purge(&format!("{path}{of}"), purge_target(&services, target), exchange).await
+                purge(&format!("{path}{of}, for {}", peer.origin), purge_target(&services, target), exchange).await
             }
             Err(refusal) => cache::reject(&server, refusal, &head, body, &shares, exchange),
         },
@@ -114,7 +115,12 @@ pub async fn answer<S: Store>(
         }
         (Handler::Purge, None) if head.method == Method::POST => {
             let query = head.uri.query().unwrap_or_default();
-            purge(&format!("action results, {query}"), purge_actions(&server.services, query), exchange).await
+            purge(
+                &format!("action results, {query}, for {}", peer.origin),
+                purge_actions(&server.services, query),
+                exchange,
+            )
+            .await
         }
         (Handler::Purge, None) => not_allowed(&head.method, "POST", exchange),
         (_, Some(_)) => not_allowed(&head.method, "GET, HEAD, PUT, DELETE", exchange),

@@ -6,6 +6,9 @@ use std::sync::{Arc, Mutex};
 use crate::limits;
 use crate::store::fake::digest_of;
 use crate::wire::health::HealthCheckRequest;
+use crate::wire::reapi::{self, GetActionResultRequest};
+
+const GET_RESULT: &str = "/build.bazel.remote.execution.v2.ActionCache/GetActionResult";
 
 /// Goal: what is not gRPC gets an HTTP status, an unknown method UNIMPLEMENTED in trailers only. Method: one request
 /// for each.
@@ -203,8 +206,8 @@ fn a_drain_ends_watches() {
     });
 }
 
-/// Goal: with the access log on, each call is one line that says what it was about. Method: a Read, an unknown method
-/// and a cancelled call, with a subscriber that keeps what is written.
+/// Goal: with the access log on, each call is one line that says what it was about. Method: a Read, a
+/// result asked for, an unknown method and a cancelled call, with a subscriber that keeps what is written.
 #[test]
 fn logs_one_line_for_each_call() {
     #[derive(Clone, Default)]
@@ -227,6 +230,13 @@ fn logs_one_line_for_each_call() {
         let mut client = harness.connect().await;
         let name = read_name(harness.store.fake.add(&b"blob"[..]));
         client.read(&name, 0, 0).await.expect(Code::Ok, "");
+        let digest = Some(reapi::Digest { hash: "12".to_owned(), size_bytes: 3 });
+        let request = GetActionResultRequest {
+            instance_name: "main".to_owned(),
+            action_digest: digest,
+            ..GetActionResultRequest::default()
+        };
+        client.call(GET_RESULT, frame(&request)).await.expect(Code::InvalidArgument, "hash");
         client.call("/no.Service/Method", Bytes::new()).await.expect(Code::Unimplemented, "");
         harness.store.brake(|brake| brake.hold = true);
         let mut call = client.start(READ, &[]).await;
@@ -236,12 +246,13 @@ fn logs_one_line_for_each_call() {
         harness.until("it is gone", || harness.server.counters.calls_open.get() == 0).await;
         let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 3, "{text}");
+        assert_eq!(lines.len(), 4, "{text}");
         assert!(
-            lines[0].contains(&format!("ByteStream.Read {name} Ok in=")) && lines[0].contains(" out=11 "),
+            lines[0].contains(&format!("ByteStream.Read {name} OK from=unix in=")) && lines[0].contains(" out=11 "),
             "{text}"
         );
-        assert!(lines[1].contains("unknown  Unimplemented"), "{text}");
-        assert!(lines[2].contains(&format!("ByteStream.Read {name} cut")), "{text}");
+        assert!(lines[1].contains("ActionCache.GetActionResult main/ac/12 InvalidArgument from=unix "), "{text}");
+        assert!(lines[2].contains("unknown - Unimplemented"), "{text}");
+        assert!(lines[3].contains(&format!("ByteStream.Read {name} cut")), "{text}");
     });
 }

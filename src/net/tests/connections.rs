@@ -39,7 +39,7 @@ fn header_block(path: &str) -> Vec<u8> {
 /// A client that writes what it likes and never looks back before it reads.
 async fn raw_client(harness: &Harness) -> DuplexStream {
     let (mut ours, theirs) = tokio::io::duplex(8 << 20);
-    harness.server.serve(Kind::Grpc, theirs, ());
+    harness.server.serve(Kind::Grpc, theirs, Origin::default(), ());
     ours.write_all(PREFACE).await.unwrap();
     ours.write_all(&raw_frame(SETTINGS, 0, 0, &[])).await.unwrap();
     ours
@@ -308,7 +308,7 @@ fn refuses_other_protocols() {
         harness.server.preface_timeout.set(Duration::from_millis(20));
         for hello in [&b""[..], b"GET /status HTTP/1.1\r\nhost: cache\r\n\r\n"] {
             let (mut ours, theirs) = tokio::io::duplex(4096);
-            harness.server.serve(Kind::Grpc, theirs, ());
+            harness.server.serve(Kind::Grpc, theirs, Origin::default(), ());
             ours.write_all(hello).await.unwrap();
             let mut answer = Vec::new();
             let _ = ours.read_to_end(&mut answer).await;

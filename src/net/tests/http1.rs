@@ -30,7 +30,7 @@ impl Reply {
 impl Raw {
     fn connect(harness: &Harness) -> Self {
         let (ours, theirs) = tokio::io::duplex(64 << 10);
-        harness.server.serve(Kind::Http, theirs, ());
+        harness.server.serve(Kind::Http, theirs, Origin::default(), ());
         Self(ours)
     }
 

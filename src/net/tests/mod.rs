@@ -20,6 +20,7 @@ use prost::Message;
 
 use super::accept::Kind;
 use super::{Server, Settings};
+use crate::access::Origin;
 use crate::budget::Purse;
 use crate::limits;
 use crate::metrics::TimeBounds;
@@ -121,7 +122,7 @@ impl<S: Store> Harness<S> {
 
     async fn connect_with(&self, builder: &mut h2::client::Builder) -> Client {
         let (ours, theirs) = tokio::io::duplex(64 << 10);
-        self.server.serve(Kind::Grpc, theirs, ());
+        self.server.serve(Kind::Grpc, theirs, Origin::default(), ());
         let (send, connection) = builder.handshake(ours).await.expect("the server speaks HTTP/2");
         rt::spawn(async move {
             let _ = connection.await;
