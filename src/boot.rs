@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 
 use crate::access::{AccessFiles, FileError, Passwords};
 use crate::activity::Activity;
@@ -26,7 +26,7 @@ use crate::percore::{self, Barrier, FirstCore, Kit};
 use crate::ports::{Inherited, PortError, Ports};
 use crate::pure::memory_plan::{MemoryPlan, TooSmall, Use};
 use crate::reload::{Live, Reloader};
-use crate::rt::cores::{self, CoreDied, StartError};
+use crate::rt::cores::{self, CoreDied, CorePlan, StartError};
 use crate::rt::latest::Latest;
 use crate::rt::listen::{self, Address, SocketFile};
 use crate::rt::notify::{self, Notifier};
@@ -43,19 +43,27 @@ use crate::watchdog::Watchdog;
 /// The command line: flags of the server, or a tool and its flags.
 #[derive(Parser)]
 #[command(about = "A Bazel remote-cache server: one io_uring executor pinned to each core", long_about = None)]
-#[command(name = "ringcas", version, args_conflicts_with_subcommands = true, max_term_width = 110)]
+#[command(name = "ringcas", version, args_conflicts_with_subcommands = true, max_term_width = 110, after_help = MORE)]
 struct CommandLine {
     #[command(flatten)]
     serve: Flags,
     /// Print the effective configuration as a file, with who said what, and end.
-    #[arg(long = "print_config")]
+    #[arg(long = "print_config", help_heading = None::<&str>)]
     print_config: bool,
     /// Check the configuration, and end: 0 when the server could start with it.
-    #[arg(long = "check_config")]
+    #[arg(long = "check_config", help_heading = None::<&str>)]
     check_config: bool,
     #[command(subcommand)]
     tool: Option<Tool>,
 }
+
+/// What `--help` ends with.
+const MORE: &str = "\
+Each flag is also an environment variable, such as RINGCAS_MAX_SIZE or BAZEL_REMOTE_S3_BUCKET, and a key of --config_file, \
+where those of --s3.* stand in a section s3_proxy. A flag goes before a variable, a variable before the file. SIGHUP reads \
+them again.
+
+Other flags of bazel-remote are accepted; --check_config says what becomes of them.";
 
 /// Why the server did not start, or did not go on.
 #[derive(Debug, thiserror::Error)]
@@ -238,10 +246,11 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
     Ok(())
 }
 
-/// `--check_config`: all that a start looks at before it opens the directory and the ports.
+/// `--check_config`: all that a start looks at before it takes the directory and the ports.
 fn check(flags: Flags) -> Result<(), Failure> {
     let config = flags.resolve()?;
     geometry::check_size(config.max_size)?;
+    geometry::look(&config.dir)?;
     if let Some(files) = &config.tls {
         files.read()?;
     }
@@ -362,9 +371,9 @@ fn announce_memory(config: &Config, plan: &MemoryPlan, write_slots: u32) {
         (u64::from(config.stream_window) * u64::from(limits::HTTP2_CONNECTION_WINDOW_STREAMS)) >> 10,
     );
     tracing::info!(
-        "CAS writes: {write_slots} in flight at a time, others wait {:?} for a place and are then refused ({:?})",
+        "CAS writes: {write_slots} in flight at a time, others wait {:?} for a place and are then refused ({})",
         config.write_queue_wait,
-        config.write_shed_status,
+        word(config.write_shed_status),
     );
     let fit = writes_fit(plan);
     if write_slots > fit {
@@ -402,19 +411,31 @@ fn announce_access<'a>(config: &Config, addresses: impl Iterator<Item = &'a Addr
     }
 }
 
+/// A value of a flag as its users write it.
+fn word(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 /// The start-up lines: what runs where, with which limits.
 fn announce(config: &Config, plan: &MemoryPlan, write_slots: u32, volume: &Volume, ports: &Ports) {
     let http = if ports.is_shared() { ports.grpc.as_ref() } else { ports.http.as_ref() };
     let [grpc, http] = [ports.grpc.as_ref(), http].map(|bound| bound.and_then(|bound| bound.address().ok()));
     tracing::info!("ringcas {} on {} cores, {} shards", env!("CARGO_PKG_VERSION"), config.cores.len(), volume.shards(),);
     tracing::info!(
-        "cache in {}: {:.3} GiB in segments of {} MiB, storage mode {:?}, acknowledged when {:?}",
+        "cache in {}: {:.3} GiB in segments of {} MiB, storage mode {}, acknowledged when {}",
         config.dir.display(),
         volume.allocated_bytes() as f64 / (1u64 << 30) as f64,
         volume.layout().segment_len >> 20,
-        config.storage_mode,
-        config.ack,
+        word(config.storage_mode),
+        word(config.ack),
     );
+    let cpus = CorePlan::every_cpu().len();
+    if config.cores.len() > cpus {
+        tracing::warn!(
+            "--cores: there are {cpus} CPUs for {} cores: they share them, and are slower",
+            config.cores.len()
+        );
+    }
     let (lost, segments) = (volume.lost_segments(), volume.segment_count());
     if lost > 0 {
         tracing::warn!(

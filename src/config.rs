@@ -31,7 +31,13 @@ use crate::rt::listen::Address;
 use crate::service::shed::ShedStatus;
 use crate::shard::{codec, disk, geometry};
 pub use lifecycle::Lifecycle;
-use values::{address, bytes, duration, gib};
+use values::{address, blob_len, bytes, duration, gib, seconds};
+
+/// Headings of `--help`.
+const MEMORY: &str = "Memory and load";
+const LOGS: &str = "Logs and metrics";
+const HTTP: &str = "HTTP and action results";
+const LIFE: &str = "Start, stop and connections";
 
 /// A Bazel remote-cache server: one io_uring executor pinned to each core.
 #[derive(Parser, Debug)]
@@ -58,71 +64,70 @@ pub struct Flags {
     #[arg(long)]
     cores: Option<String>,
     /// Memory for messages, reads, decoders and hot records, such as 4G or 512M. Default: half of the machine or the cgroup.
-    #[arg(long, value_parser = bytes)]
+    #[arg(long, help_heading = MEMORY, value_parser = bytes)]
     memory_limit: Option<u64>,
     /// Memory for hot small records, part of the memory limit. Default: a quarter of it.
-    #[arg(long, value_parser = bytes)]
+    #[arg(long, help_heading = MEMORY, value_parser = bytes)]
     ram_cache: Option<u64>,
     /// What an acknowledged upload has reached: the write buffer, the drive, or stable storage.
     #[arg(long, default_value = "buffered")]
     ack: Ack,
     /// HTTP/2 window of each stream in bytes; a connection's is 16 times this. It never grows. [default: 262144]
-    #[arg(long, value_parser = window())]
+    #[arg(long, help_heading = MEMORY, value_parser = window())]
     grpc_initial_window_size: Option<u32>,
     /// CAS writes in flight at a time, on all cores; others wait a little and are then refused. Reads, the action cache and
     /// blobs that are present are never gated. Default, also for 0: as many of 592 KiB as the memory limit has room for.
-    #[arg(long)]
+    #[arg(long, help_heading = MEMORY)]
     max_inflight_cas_writes: Option<u32>,
     /// How long a CAS write waits for its turn before it is refused, such as 250ms; at most 60s.
-    #[arg(long, default_value = "250ms", value_parser = duration)]
+    #[arg(long, help_heading = MEMORY, default_value = "250ms", value_parser = duration)]
     write_queue_wait: Duration,
     /// What a refused CAS write is told.
-    #[arg(long, default_value = "auto")]
+    #[arg(long, help_heading = MEMORY, default_value = "auto")]
     write_shed_status: WriteShedStatus,
-    /// The largest blob that clients may upload, in bytes. Default: what the cache can hold.
-    #[arg(long, default_value_t = i64::MAX as u64,
-          value_parser = clap::value_parser!(u64).range(1..=i64::MAX as u64))]
+    /// The largest blob that clients may upload, in bytes or such as 512M. Default: what the cache can hold.
+    #[arg(long, default_value_t = i64::MAX as u64, hide_default_value = true, value_parser = blob_len)]
     max_blob_size: u64,
-    /// How long calls in flight may take to end after SIGTERM, such as 30s.
-    #[arg(long, default_value = "30s", value_parser = duration)]
+    /// How long calls in flight may take to end after SIGTERM or SIGINT, such as 30s.
+    #[arg(long, help_heading = LIFE, default_value = "30s", value_parser = duration)]
     shutdown_timeout: Duration,
-    /// One log line for each request, or none.
-    #[arg(long, default_value = "all")]
+    /// One line on stdout for each request, or none.
+    #[arg(long, help_heading = LOGS, default_value = "all")]
     access_log_level: AccessLog,
-    /// What is logged: error, warn, info, debug, trace, or a list such as info,ringcas::backend=debug. Default: info; for
+    /// What is logged on stderr: error, warn, info, debug, trace, or a list such as info,ringcas::backend=debug. Default: info; for
     /// tools warn.
-    #[arg(long, value_parser = crate::logging::level)]
+    #[arg(long, help_heading = LOGS, value_parser = crate::logging::level)]
     log_level: Option<String>,
     /// Whose time the lines of the log bear.
-    #[arg(long, default_value = "utc", ignore_case = true)]
+    #[arg(long, help_heading = LOGS, default_value = "utc", ignore_case = true)]
     log_timezone: LogTimezone,
     /// How long an HTTP request may take to come in, from the end of its head; 0 for as long as it moves.
-    #[arg(long, default_value = "0", value_parser = duration)]
+    #[arg(long, help_heading = HTTP, default_value = "0", value_parser = duration)]
     http_read_timeout: Duration,
     /// How long an HTTP request may take to be answered, from the end of its head; 0 for as long as the answer moves.
-    #[arg(long, default_value = "0", value_parser = duration)]
+    #[arg(long, help_heading = HTTP, default_value = "0", value_parser = duration)]
     http_write_timeout: Duration,
     /// Serve /metrics on the HTTP port.
-    #[arg(long, default_value_t = true)]
+    #[arg(long, help_heading = LOGS, default_value_t = true)]
     enable_endpoint_metrics: bool,
     /// Upper bounds of the buckets of grpc_server_handling_seconds and http_request_duration_seconds, in seconds; without it
     /// from 0.1 ms to 320 s.
-    #[arg(long, value_delimiter = ',', num_args = 1)]
+    #[arg(long, help_heading = LOGS, value_delimiter = ',', num_args = 1, value_parser = seconds)]
     endpoint_metrics_duration_buckets: Vec<f64>,
     /// What the names of metrics start with, but for grpc_server_*, http_* and process_*.
-    #[arg(long, default_value = "bazel_remote")]
+    #[arg(long, help_heading = LOGS, default_value = "bazel_remote")]
     metrics_prefix: MetricsPrefix,
     /// Let the names of http_* metrics start with the prefix too.
-    #[arg(long)]
+    #[arg(long, help_heading = LOGS)]
     http_metrics_prefix: bool,
     /// Let /ac/ on the HTTP port take and give any bytes, as ccache needs it: not ActionResults that are checked.
-    #[arg(long)]
+    #[arg(long, help_heading = HTTP)]
     disable_http_ac_validation: bool,
     /// Give action results to gRPC clients without a look at whether their blobs are there.
-    #[arg(long)]
+    #[arg(long, help_heading = HTTP)]
     disable_grpc_ac_deps_check: bool,
     /// Keep action results of different instance names apart.
-    #[arg(long)]
+    #[arg(long, help_heading = HTTP)]
     enable_ac_key_instance_mangling: bool,
     /// A file in YAML that names flags and their values. What is given by flag or environment goes before it.
     #[arg(long)]
@@ -167,7 +172,7 @@ pub enum WriteShedStatus {
     FailedPrecondition,
     /// Bazel tries each blob again for some seconds.
     ResourceExhausted,
-    /// As before.
+    /// As RESOURCE_EXHAUSTED.
     Unavailable,
 }
 

@@ -104,6 +104,10 @@ pub const TLS_HELD_LEN: u64 = 80 << 10;
 /// Encrypted bytes that a connection holds unsent before its writer has to wait.
 pub const TLS_SEND_BUFFER_LEN: usize = 32 << 10;
 const _: () = assert!((10 << 10) + 2 * (18 << 10) + TLS_SEND_BUFFER_LEN as u64 <= TLS_HELD_LEN);
+/// Of a YAML or JSON document: how deep values may lie in one another, and how many there may be, aliases counted as what they
+/// stand for.
+pub const DOCUMENT_DEPTH_MAX: usize = 64;
+pub const DOCUMENT_VALUES_MAX: usize = 100_000;
 /// How often the files of certificates and credentials are looked at for changes.
 pub const RELOAD_PERIOD: Duration = Duration::from_secs(3);
 /// How long it is remembered that a password was right, or wrong, and of how many by one core, and by the process: at about

@@ -9,7 +9,7 @@ use crate::net::tls::TlsFiles;
 
 /// The flags of TLS and access control; names and meanings are bazel-remote's where it has one.
 #[derive(Args, Debug)]
-#[command(rename_all = "snake_case")]
+#[command(rename_all = "snake_case", next_help_heading = "TLS and access")]
 pub struct AccessFlags {
     /// The server's certificate and those between it and its authority, in PEM. With it both gRPC and HTTP are encrypted.
     #[arg(long)]

@@ -16,6 +16,10 @@ pub enum FileError {
         format!("; did you mean {nearest:?}?")
     }))]
     UnknownKey { path: PathBuf, key: String, nearest: Option<String> },
+    #[error("--config_file {path}: {key:?} is named {name:?} within the section {section:?}")]
+    InSection { path: PathBuf, key: String, section: &'static str, name: String },
+    #[error("--config_file {path}: it must be a map of keys to values")]
+    NoMap { path: PathBuf },
     #[error("--config_file {path}: {key:?} must be {expected}")]
     Kind { path: PathBuf, key: String, expected: &'static str },
 }
@@ -43,7 +47,7 @@ fn flatten(document: Value, flags: &[Known], path: &Path) -> Result<Vec<(String,
     let entries = match document {
         Value::Null => Vec::new(),
         Value::Map(entries) => entries,
-        Value::Text(_) | Value::List(_) => return Err(kind("the file", "a map of keys to values")),
+        Value::Text(_) | Value::List(_) => return Err(FileError::NoMap { path: path.into() }),
     };
     let mut values = Vec::new();
     for (key, value) in entries {
@@ -73,9 +77,23 @@ fn one(
     path: &Path,
 ) -> Result<Option<(String, String)>, FileError> {
     let Some(Known { flag, is_list }) = flags.iter().find(|known| names::key(&known.flag) == (section, key)) else {
+        // A flag's name, as the command line has it.
+        if let (Some(section), name) = names::key(key)
+            && flags.iter().any(|known| known.flag == key)
+        {
+            return Err(FileError::InSection {
+                path: path.into(),
+                key: key.to_owned(),
+                section,
+                name: name.to_owned(),
+            });
+        }
         let here = flags.iter().map(|known| names::key(&known.flag)).filter(|(known, _)| *known == section);
         let sections = SECTIONS.iter().map(|(section, _)| *section).filter(|_| section.is_none());
-        let nearest = names::nearest(key, here.map(|(_, key)| key).chain(sections)).map(str::to_owned);
+        let by_prefix = SECTIONS.iter().find(|(_, prefix)| section.is_none() && prefix.strip_suffix('.') == Some(key));
+        let nearest = by_prefix.map(|(section, _)| *section);
+        let nearest = nearest.or_else(|| names::nearest(key, here.map(|(_, key)| key).chain(sections)));
+        let nearest = nearest.map(str::to_owned);
         return Err(FileError::UnknownKey { path: path.into(), key: key.to_owned(), nearest });
     };
     let kind = |expected| FileError::Kind { path: path.into(), key: key.to_owned(), expected };
@@ -137,7 +155,9 @@ mod tests {
         assert_eq!(map, [("s3.backends".to_owned(), "{\"a\": {\"default\": \"true\"}}".to_owned())]);
         assert!(text("something_else: 1").ends_with("there is no key \"something_else\""));
         assert!(text("bucket: b").contains("there is no key"));
-        assert!(text("s3.bucket: b").contains("there is no key"));
+        let named = "--config_file f: \"s3.bucket\" is named \"bucket\" within the section \"s3_proxy\"";
+        assert_eq!(text("s3.bucket: b"), named);
+        assert_eq!(text("s3: {bucket: b}"), "--config_file f: there is no key \"s3\"; did you mean \"s3_proxy\"?");
         assert!(text("dir: [a]").ends_with("\"dir\" must be one value"));
         assert!(text("buckets: [[a]]").ends_with("\"buckets\" must be a list of values"));
         assert!(text("[a]").contains("a map of keys"));

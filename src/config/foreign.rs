@@ -25,7 +25,10 @@ const GOOGLE: Fate =
     Ignored("Google's store is reached by its S3 interface: --s3.endpoint storage.googleapis.com, and HMAC keys");
 const PROXY: Fate = Ignored("another cache is no backend here; give an S3 store: --s3.bucket");
 const PROFILE: Fate = Ignored("there is no such server; perf(1) profiles this program");
-const LDAP: Fate = Refused("LDAP is not asked here, so that the cache would be open. Take it out to start without");
+const LDAP: Fate = Refused(
+    "LDAP is not supported, and without it the cache may be open to everybody. Take it out, and give --htpasswd_file, \
+     --token_file or --tls_ca_file",
+);
 
 /// Every such setting by its flag, as the configuration's own are.
 ///
@@ -113,6 +116,11 @@ pub fn judge(effective: &Effective) -> Result<Vec<String>, ConfigError> {
             Refused(reason) => return Err(ConfigError::Refused { place, reason }),
         }
     }
+    let is_given = |flag: &str| effective.given().any(|entry| entry.flag == flag && entry.value.is_some());
+    if !is_given("s3.bucket") && !is_given("s3.backends") {
+        let idle = effective.given().filter(|entry| entry.flag.starts_with("s3.") && fate(&entry.flag).is_none());
+        lines.extend(idle.map(|entry| format!("{} has no effect without --s3.bucket", entry.place())));
+    }
     Ok(lines)
 }
 
@@ -163,6 +171,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Goal: a store that lacks its bucket is not passed over in silence. Method: settings of one without and with it.
+    #[test]
+    fn a_store_needs_its_bucket() {
+        let line = "--s3.endpoint has no effect without --s3.bucket".to_owned();
+        assert_eq!(lines(&["--s3.endpoint=h:1"], &[]), Ok(vec![line]));
+        assert_eq!(lines(&["--s3.endpoint=h:1", "--s3.bucket=b"], &[]), Ok(vec![]));
+        assert_eq!(lines(&["--s3.endpoint=h:1"], &[("BAZEL_REMOTE_S3_BUCKET", "b")]), Ok(vec![]));
     }
 
     /// Goal: what asks for nothing is not told. Method: values that switch off.

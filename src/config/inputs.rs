@@ -98,8 +98,7 @@ impl Inputs {
         for flag in flags {
             for name in names::variables(flag) {
                 let value = self.variables.get(&name).filter(|value| !value.is_empty());
-                // Why: for a service that is called as we are, Kubernetes sets `RINGCAS_PORT=tcp://10.0.0.1:9092`.
-                if value.is_some_and(|value| name.ends_with("_PORT") && value.contains("://")) {
+                if value.is_some_and(|value| names::is_of_kubernetes(&name, value)) {
                     notices.push(format!("{name} is taken for a variable of Kubernetes, and has no effect"));
                 } else if let Some(value) = value {
                     given.entry((*flag).to_owned()).or_insert((value.clone(), Source::Variable(name.clone())));
@@ -107,12 +106,12 @@ impl Inputs {
                 known.insert(name);
             }
         }
-        let ours = |name: &&String| names::PREFIXES.iter().any(|prefix| name.starts_with(prefix));
-        for name in self.variables.keys().filter(ours).filter(|name| !known.contains(*name)) {
-            if names::is_of_kubernetes(name) {
+        let ours = |name: &String| names::PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+        for (name, value) in self.variables.iter().filter(|(name, _)| ours(name) && !known.contains(*name)) {
+            if names::is_of_kubernetes(name, value) {
                 continue;
             }
-            if let Some(nearest) = names::nearest(name, known.iter().map(String::as_str)) {
+            if let Some(nearest) = names::nearest_variable(name, known.iter().map(String::as_str)) {
                 return Err(ConfigError::UnknownVariable { name: name.clone(), nearest: nearest.to_owned() });
             }
             notices.push(format!("{name} is no setting, and has no effect"));
@@ -334,6 +333,8 @@ mod tests {
         assert!(
             notices(&[("BAZEL_REMOTE_SERVICE_HOST", "10.0.0.1"), ("RINGCAS_PORT_9092_TCP", "tcp://h:1")]).is_empty()
         );
+        let service = ["RINGCAS_GRPC_PORT_9092_TCP", "RINGCAS_HEADLESS_PORT", "BAZEL_REMOTE_CACHE_PORT"];
+        assert!(notices(&service.map(|name| (name, "tcp://10.0.0.1:9092"))).is_empty());
         let [port] = &notices(&[("BAZEL_REMOTE_PORT", "tcp://10.0.0.1:8080")])[..] else { panic!("one line") };
         assert!(port.contains("Kubernetes"), "{port}");
         let [other] = &notices(&[("RINGCAS_SOMETHING_ELSE", "1")])[..] else { panic!("one line") };

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::LIFE;
 use super::values::duration;
 use crate::limits;
 
 /// Flags of the server's life and its connections'.
 #[derive(Args, Debug)]
-#[command(rename_all = "snake_case")]
+#[command(rename_all = "snake_case", next_help_heading = LIFE)]
 pub struct LifecycleFlags {
     /// Mode of the files of unix sockets, in octal, such as 0660. Default: what the umask leaves.
     #[arg(long, value_parser = mode)]

@@ -45,6 +45,16 @@ pub fn key(flag: &str) -> (Option<&'static str>, &str) {
     SECTIONS.iter().find_map(within).unwrap_or((None, flag))
 }
 
+/// The one of the variables in `known` that somebody who wrote `name` may have meant.
+pub fn nearest_variable<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let bare = |name: &'a str| PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix));
+    let prefix = PREFIXES.iter().find(|prefix| name.starts_with(**prefix))?;
+    // Why without what they begin with: all would be near, as most of them is the same.
+    let known: Vec<&str> = known.filter(|known| known.starts_with(prefix)).collect();
+    let nearest = nearest(name.strip_prefix(prefix)?, known.iter().filter_map(|known| bare(known)))?;
+    known.into_iter().find(|known| bare(known) == Some(nearest))
+}
+
 /// The one of `known` that somebody who wrote `name` may have meant.
 pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let nearest = known.map(|known| (strsim::damerau_levenshtein(known, name), known)).min()?;
@@ -52,17 +62,19 @@ pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&
     (nearest.0 <= name.len().div_ceil(3)).then_some(nearest.1)
 }
 
-/// Kubernetes sets these for a service that is called as we or bazel-remote are: `BAZEL_REMOTE_SERVICE_HOST`,
-/// `BAZEL_REMOTE_PORT_9092_TCP_ADDR`.
+/// Kubernetes sets these for services whose names begin as ours or bazel-remote's, such as `ringcas` and `bazel-remote-grpc`:
+/// `RINGCAS_SERVICE_HOST`, `BAZEL_REMOTE_GRPC_PORT=tcp://10.0.0.1:9092`, `BAZEL_REMOTE_GRPC_PORT_9092_TCP_ADDR`.
 ///
 /// Source: Kubernetes, "Service", environment variables.
-pub fn is_of_kubernetes(variable: &str) -> bool {
-    PREFIXES.iter().filter_map(|prefix| variable.strip_prefix(prefix)).any(|rest| {
-        let of_port = |rest: &str| rest.starts_with(|c: char| c.is_ascii_digit()) && rest.contains("_");
-        rest.starts_with("SERVICE_HOST")
-            || rest.starts_with("SERVICE_PORT")
-            || rest.strip_prefix("PORT_").is_some_and(of_port)
-    })
+pub fn is_of_kubernetes(variable: &str, value: &str) -> bool {
+    let Some(rest) = PREFIXES.iter().find_map(|prefix| variable.strip_prefix(prefix)) else { return false };
+    // As if a service's name stood in front in any case.
+    let rest = format!("_{rest}");
+    let of_port = |(_, rest): (&str, &str)| rest.starts_with(|c: char| c.is_ascii_digit()) && rest.contains('_');
+    rest.ends_with("_SERVICE_HOST")
+        || rest.contains("_SERVICE_PORT")
+        || rest.rsplit_once("_PORT_").is_some_and(of_port)
+        || (rest.ends_with("_PORT") && value.contains("://"))
 }
 
 #[cfg(test)]
@@ -79,16 +91,25 @@ mod tests {
         assert_eq!(key("dir"), (None, "dir"));
         assert_eq!(nearest("max_sze", ["dir", "max_size"].into_iter()), Some("max_size"));
         assert_eq!(nearest("something_else", ["dir", "max_size"].into_iter()), None);
+        let variable = |name| nearest_variable(name, ["BAZEL_REMOTE_DIR", "RINGCAS_DIR", "RINGCAS_CORES"].into_iter());
+        assert_eq!(variable("RINGCAS_DIRR"), Some("RINGCAS_DIR"));
+        assert_eq!(variable("BAZEL_REMOTE_DRI"), Some("BAZEL_REMOTE_DIR"));
+        assert_eq!(variable("RINGCAS_FOOBAR"), None);
+        assert_eq!(variable("RINGCAS_VERSION"), None);
     }
 
     /// Goal: what Kubernetes sets is told from what an operator sets. Method: names of both.
     #[test]
     fn kubernetes() {
-        for name in ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_GRPC", "PORT_9092_TCP", "PORT_9092_TCP_ADDR"] {
-            assert!(is_of_kubernetes(&format!("BAZEL_REMOTE_{name}")), "{name}");
+        for service in ["BAZEL_REMOTE", "RINGCAS", "RINGCAS_GRPC", "BAZEL_REMOTE_CACHE"] {
+            for name in ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_GRPC", "PORT_9092_TCP", "PORT_9092_TCP_ADDR"] {
+                assert!(is_of_kubernetes(&format!("{service}_{name}"), "9092"), "{service}_{name}");
+            }
+            assert!(is_of_kubernetes(&format!("{service}_PORT"), "tcp://10.0.0.1:9092"));
+            assert!(!is_of_kubernetes(&format!("{service}_PORT"), "9092"));
         }
-        for name in ["BAZEL_REMOTE_PORT", "RINGCAS_DIR", "SERVICE_HOST"] {
-            assert!(!is_of_kubernetes(name), "{name}");
+        for name in ["RINGCAS_DIR", "SERVICE_HOST", "RINGCAS_PORT_X", "RINGCAS_S3_ENDPOINT"] {
+            assert!(!is_of_kubernetes(name, "http://h:1"), "{name}");
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::backends::{self, Entry};
-use super::values::{bytes, duration, secret};
+use super::values::{blob_len, bytes, duration, secret};
 use super::{ConfigError, StorageMode};
 use crate::backend::http::Target;
 use crate::backend::settings::{
@@ -20,6 +20,7 @@ use crate::pure::sigv4::Credentials;
 
 /// Flags of the backend and of the traffic with it.
 #[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "S3 stores")]
 pub struct S3Flags {
     /// The store's address: host[:port], or a URL.
     #[arg(long = "s3.endpoint")]
@@ -92,9 +93,9 @@ pub struct S3Flags {
     /// Uploads to one store that run at a time. 0 for no uploads. [default: 100, or 25 where there are several stores]
     #[arg(long = "num_uploaders", allow_hyphen_values = true)]
     num_uploaders: Option<i64>,
-    /// The largest blob that is fetched from the store, in bytes.
-    #[arg(long = "max_proxy_blob_size", default_value_t = i64::MAX as u64,
-          value_parser = clap::value_parser!(u64).range(1..=i64::MAX as u64))]
+    /// The largest blob that is fetched from the store, in bytes or such as 512M. Default: no limit.
+    #[arg(long = "max_proxy_blob_size", default_value_t = i64::MAX as u64, hide_default_value = true,
+          value_parser = blob_len)]
     max_proxy_blob_size: u64,
 }
 

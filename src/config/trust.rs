@@ -7,6 +7,7 @@ use crate::pure::secret::Secret;
 
 /// Flags of that.
 #[derive(Args, Debug)]
+#[command(next_help_heading = "Tenants")]
 pub struct TrustFlags {
     /// Callers are trusted servers: every gRPC call, but health and capabilities, must carry one storage prefix as metadata
     /// x-blacksmith-storage-prefix, which its blobs are kept apart by, and the shared secret.

@@ -4,16 +4,30 @@ use std::net::ToSocketAddrs;
 use std::time::Duration;
 
 use super::ConfigError;
+use crate::limits::MAX_SIZE_MAX;
 use crate::pure::secret::Secret;
 use crate::rt::listen::{self, Address};
 
 /// GiB with fractions, to bytes.
 pub fn gib(text: &str) -> Result<u64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number of GiB".to_owned())?;
-    if !value.is_finite() || value <= 0.0 || value > (1u64 << 33) as f64 {
+    if !value.is_finite() || value <= 0.0 || value > (MAX_SIZE_MAX >> 30) as f64 {
         return Err("must be more than 0 GiB and at most 65536 GiB".into());
     }
     Ok((value * (1u64 << 30) as f64) as u64)
+}
+
+/// The size of a blob: bytes, more than none.
+pub fn blob_len(text: &str) -> Result<u64, String> {
+    // Why by itself: bazel-remote's default is the largest number there is, and no size of a machine.
+    let len = text.parse().or_else(|_| bytes(text))?;
+    let is_size = (1..=i64::MAX as u64).contains(&len);
+    if is_size { Ok(len) } else { Err("must be at least 1 byte, and at most 9223372036854775807".to_owned()) }
+}
+
+/// A number of seconds.
+pub fn seconds(text: &str) -> Result<f64, String> {
+    text.parse().map_err(|_| "not a number of seconds, such as 0.01".to_owned())
 }
 
 /// Bytes with an optional suffix K, M, G or T (powers of 1024).
@@ -114,6 +128,12 @@ mod tests {
     fn units() {
         assert_eq!(gib("0.25"), Ok(256 << 20));
         assert!(gib("0").is_err() && gib("-1").is_err() && gib("NaN").is_err() && gib("x").is_err());
+        assert_eq!(gib("65536"), Ok(64 << 40));
+        assert!(gib("65537").is_err() && gib("1e9").is_err());
+        assert_eq!(blob_len("100M"), Ok(100 << 20));
+        assert_eq!(blob_len("9223372036854775807"), Ok(i64::MAX as u64));
+        assert!(blob_len("0").is_err() && blob_len("9223372036854775808").is_err() && blob_len("x").is_err());
+        assert!(seconds("0.5").is_ok() && seconds("1s").is_err());
         assert_eq!(bytes("512M"), Ok(512 << 20));
         assert_eq!(bytes("1.5G"), Ok(3 << 29));
         assert_eq!(bytes("4096"), Ok(4096));

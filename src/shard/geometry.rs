@@ -49,7 +49,7 @@ struct Inner {
 /// Why the cache directory cannot be used. The texts name the setting and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("--max_size is {given} bytes: the smallest cache that works has {MAX_SIZE_MIN} bytes (64 MiB)")]
+    #[error("--max_size is {given} bytes: give at least 0.0625, which is {MAX_SIZE_MIN} bytes")]
     TooSmall { given: u64 },
     #[error("--max_size is {given} bytes: the largest cache that works has {MAX_SIZE_MAX} bytes (64 TiB)")]
     TooLarge { given: u64 },
@@ -76,6 +76,10 @@ pub enum OpenError {
     NoData { path: PathBuf },
     #[error("--dir {dir} is in use by another process; stop that one, or use another directory")]
     InUse { dir: PathBuf },
+    #[error(
+        "--dir {dir} is that of a bazel-remote; give an empty one, and fill it: `ringcas import --from {dir} --dir ...`"
+    )]
+    BazelRemote { dir: PathBuf },
     #[error("--dir {dir} holds {found}, which is no cache of this program; use an empty directory")]
     Foreign { dir: PathBuf, found: String },
     #[error(
@@ -202,6 +206,15 @@ pub fn open_when_free(config: &DiskConfig, mut waits: impl FnMut() -> bool) -> R
     let (max_size, ack) = (given, config.ack);
     let inner = Inner { _lock: lock, dir: dir.clone(), superblock, max_size, ack, headers, lost_segments };
     Ok(Volume(Arc::new(inner)))
+}
+
+/// Whether `dir` holds a cache of this format, or nothing yet. Changes nothing.
+pub fn look(dir: &Path) -> Result<(), OpenError> {
+    match must_be_file(&dir.join("super"))? {
+        Some(_) => read_super(dir, &dir.join("super")).map(drop),
+        None if dir.is_dir() => refuse_foreign(dir),
+        None => Ok(()),
+    }
 }
 
 /// Whether a cache can have this size, in bytes.
@@ -366,6 +379,9 @@ fn resize(dir: &Path, before: Superblock, max_size: u64) -> Result<Superblock, O
 ///
 /// Why not data files alone: they are those of a cache that has lost its superblock, or of another program.
 fn refuse_foreign(dir: &Path) -> Result<(), OpenError> {
+    if ["cas.v2", "ac.v2"].iter().any(|kind| dir.join(kind).is_dir()) {
+        return Err(OpenError::BazelRemote { dir: dir.into() });
+    }
     let begun = must_be_file(&dir.join("super.new"))?.is_some();
     for entry in fs::read_dir(dir).map_err(failed("list", dir))? {
         let name = entry.map_err(failed("list", dir))?.file_name();

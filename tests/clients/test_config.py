@@ -324,6 +324,23 @@ def test_one_protocol_may_be_off(home, fresh):
     server.stop()
 
 
+def test_help_fits_the_terminal():
+    """Each setting is there, and no line is longer than the terminal is wide."""
+    code, text, _ = run("--help", COLUMNS="80")
+    assert code == 0 and max(map(len, text.splitlines())) <= 80
+    assert all(f"--{flag}" in text for flag in ("dir", "htpasswd_file", "s3.bucket", "check_config"))
+
+
+def test_a_directory_of_bazel_remote(home):
+    """The first thing that an operator tries: ringcas on the old directory. It stays as it is, and the error says what to do."""
+    (home / "old" / "cas.v2").mkdir(parents=True)
+    (home / "old" / "ac.v2").mkdir()
+    for flags in (["--check_config"], ["--grpc_address=127.0.0.1:0", "--http_address=none"]):
+        code, _, log = run("--dir", str(home / "old"), *flags)
+        assert code == 1 and f"ringcas import --from {home / 'old'}" in log, log
+    assert sorted(path.name for path in (home / "old").iterdir()) == ["ac.v2", "cas.v2"]
+
+
 def test_a_check_leaves_nothing(home):
     code, _, log = run("--check_config", "--dir", str(home / "new" / "cache"))
     assert code == 0, log
