@@ -86,7 +86,7 @@ pub enum Condition {
 }
 
 /// The bytes of an upload, which can be read as often as a retry needs.
-#[allow(clippy::len_without_is_empty)] // Why: no upload is empty.
+#[allow(clippy::len_without_is_empty)] // Why: nobody asks.
 pub trait Source {
     /// Bytes.
     fn len(&self) -> u64;

@@ -148,14 +148,16 @@ impl Settings {
     ///
     /// Source: bazel-remote `cache/s3proxy`. A scope's prefix takes the place of the backend's own.
     pub fn key(&self, name: &Upload) -> String {
+        let is_raw = name.scope.is_raw();
         let directory = match (name.kind, self.format) {
+            (ObjectKind::Action, _) if is_raw => "raw",
             (ObjectKind::Action, _) => "ac",
             (ObjectKind::Cas, ObjectFormat::Casblob) => "cas.v2",
             (ObjectKind::Cas, ObjectFormat::Raw) => "cas",
         };
         let hex = name.digest.hash.to_hex();
         let rest = format!("{directory}/{}/{hex}", &hex[..2]);
-        match name.scope.prefix() {
+        match name.scope.prefix().filter(|_| !is_raw) {
             Some(prefix) => format!("{}/{rest}", prefix.strip_suffix('/').unwrap_or(prefix)),
             None => format!("{}{rest}", self.backends[self.place_of(&name.scope).0].prefix),
         }
@@ -245,6 +247,8 @@ mod tests {
         assert_eq!(key(there, None), format!("of-b/{rest}"));
         assert_eq!(key(None, Some("t/1/")), format!("t/1/{rest}"));
         assert_eq!(key(there, Some("t/1")), format!("t/1/{rest}"));
+        let raw = Upload { kind: ObjectKind::Action, scope: Scope::raw(), ..upload(None, None) };
+        assert_eq!(settings.key(&raw), format!("of-a/raw/ab/{}", "ab".repeat(32)));
     }
 
     /// Goal: what is owed is found again by its names when backends have been added, and not when its bucket is gone.
@@ -261,6 +265,8 @@ mod tests {
                 assert_eq!(after.upload(own + 1, &owed), Some(upload(new, prefix)));
             }
         }
+        let raw = Upload { kind: ObjectKind::Action, scope: Scope::raw(), ..upload(None, None) };
+        assert_eq!(before.upload(0, &before.owed(&raw)), Some(raw));
         let owed = Owed { bucket: "gone".into(), ..before.owed(&upload(None, None)) };
         assert_eq!(before.upload(0, &owed), None);
     }

@@ -11,7 +11,7 @@
 //! | 8 | 32 | hash |
 //! | 40 | 8 | size in bytes |
 //! | 48 | 8 | XXH3-64 of all of the entry but this |
-//! | 56 | P + B | prefix and bucket, then zeros up to a multiple of 56 bytes |
+//! | 56 | P + B | prefix (`\\raw` for `Scope::raw`) and bucket, then zeros up to a multiple of 56 bytes |
 //!
 //! Own format, version 1. The file's name carries the version. Why multiples of 56: what is damaged costs its entry, as the
 //! next one is found again.

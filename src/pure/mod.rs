@@ -37,6 +37,7 @@ pub mod progress;
 pub mod protobuf;
 pub mod purge;
 pub mod random;
+pub mod raw_entry;
 pub mod recency;
 pub mod record;
 pub mod resource_name;

@@ -39,6 +39,9 @@ struct Prefix {
     keys: Sha256,
 }
 
+/// The prefix of entries that were stored over HTTP unchecked, which no client can name: it is no valid prefix.
+const RAW_PREFIX: &str = "\\raw";
+
 /// The longest prefix, in bytes. Source: bazel-remote's fork, `ValidStoragePrefix`.
 pub const PREFIX_LEN_MAX: usize = 512;
 
@@ -58,6 +61,16 @@ impl Scope {
             return Self::default();
         }
         Self(Some(Arc::new(Said { selection, prefix: prefix.map(Prefix::new) })))
+    }
+
+    /// Where entries are that were stored over HTTP unchecked. Its actions are a backend's objects under `raw/`; its blobs are
+    /// what these consist of, and no backend has them by themselves.
+    pub fn raw() -> Self {
+        Self::new(None, Some(RAW_PREFIX))
+    }
+
+    pub fn is_raw(&self) -> bool {
+        self.prefix() == Some(RAW_PREFIX)
     }
 
     /// Which backend and bucket; `None` for the default ones.
@@ -178,6 +191,8 @@ mod tests {
                 }
             }
         }
+        assert!(Scope::raw().is_raw() && !is_valid_prefix(Scope::raw().prefix().expect("it has one")));
+        assert!(!Scope::default().is_raw() && !Scope::new(None, Some("raw")).is_raw());
         assert_ne!(Scope::new(None, Some("a")).instance("i".into()), Scope::new(None, Some("b")).instance("i".into()));
         assert_eq!(Scope::default().instance("i".into()), "i".into());
     }

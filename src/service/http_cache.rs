@@ -15,6 +15,8 @@ use crate::limits;
 use crate::pure::digest::{Digest, EMPTY, Hash};
 use crate::pure::http_cache::{Range, Space, Target, accepts_zstd, names_etag};
 use crate::pure::purge::InstanceTag;
+use crate::pure::raw_entry;
+use crate::pure::scope::Scope;
 use crate::rt;
 use crate::rt::time::{self, Either};
 use crate::store::{
@@ -119,22 +121,44 @@ pub async fn get<S: Store>(
 ) -> Result<Found, Refusal> {
     match target.space {
         Space::Cas => get_blob(services, target.hash, wants, answering).await,
-        Space::Action => {
+        Space::Action if services.options.check_http_actions => {
             answering.hold(limits::ACTION_READ_HELD_LEN).await?;
             let key = action_key(services, target);
             let entry = services.store.action_get_held(key, true, &mut AnswerMemory(answering)).await?;
             let data = entry.ok_or_else(not_found)?.data;
-            if services.options.check_http_actions {
-                let is_json = wants.accept == JSON;
-                let data = if is_json { action_json::encode(&data)?.into() } else { data };
-                return Ok(Found::Action { data, is_json });
-            }
-            // See `put_raw`.
-            let digest = ActionResult::decode(data).ok().and_then(|result| result.stdout_digest);
-            let digest = digest.and_then(|digest| Digest::parse(digest.hash.as_bytes(), digest.size_bytes).ok());
-            read_blob(services, digest.ok_or_else(not_found)?, wants, answering).await
+            let is_json = wants.accept == JSON;
+            let data = if is_json { action_json::encode(&data)?.into() } else { data };
+            Ok(Found::Action { data, is_json })
         }
+        Space::Action => get_raw(&services.scoped(&Scope::raw()), target, wants, answering).await,
     }
+}
+
+/// Reads what `put_raw` has stored, or a backend has: an entry, and its bytes.
+async fn get_raw<S: Store>(
+    services: &Services<S>,
+    target: &Target,
+    wants: Wants<'_>,
+    answering: &mut impl Answering,
+) -> Result<Found, Refusal> {
+    let key = action_key(services, target);
+    // Twice where the bytes have been evicted: then the entry is dropped, and a backend may have it as a whole.
+    for _ in 0..2 {
+        answering.hold(limits::ACTION_READ_HELD_LEN).await?;
+        let entry = services.store.action_get_held(key, false, &mut AnswerMemory(answering)).await?;
+        let entry = entry.ok_or_else(not_found)?;
+        if let Some(content) = raw_entry::content_of(&entry.data) {
+            // Who only looks reads nothing, and would not notice.
+            if !wants.is_head || services.store.find_missing(vec![content]).await? == [false] {
+                match read_blob(services, content, wants, answering).await {
+                    Err(refusal) if refusal.code == 404 => {}
+                    answered => return answered,
+                }
+            }
+        }
+        services.store.action_drop(key, entry.version).await?;
+    }
+    Err(not_found())
 }
 
 async fn get_blob<S: Store>(
@@ -197,7 +221,7 @@ pub async fn put<S: Store>(
     match target.space {
         Space::Cas => put_blob(services, target, declared, body).await,
         Space::Action if services.options.check_http_actions => put_action(services, target, declared, body).await,
-        Space::Action => put_raw(services, target, declared, body).await,
+        Space::Action => put_raw(&services.scoped(&Scope::raw()), target, declared, body).await,
     }
 }
 
@@ -289,8 +313,7 @@ async fn put_action<S: Store>(
     Ok(PutOutcome::Stored)
 }
 
-/// Stores bytes that are no ActionResult (`--disable_http_ac_validation`), as ccache sends them: in the CAS, with an
-/// ActionResult that names them as its stdout. So they are checked, evicted and kept together like all else.
+/// Stores bytes that are no ActionResult (`--disable_http_ac_validation`), as ccache sends them. See `pure::raw_entry`.
 async fn put_raw<S: Store>(
     services: &Services<S>,
     target: &Target,
@@ -304,20 +327,8 @@ async fn put_raw<S: Store>(
         stored.map_err(|error| refused(services, target, error))?;
     }
     let instance = InstanceTag::of(&target.instance);
-    services.store.action_put(action_key(services, target), raw_result(digest), instance).await?;
+    services.store.action_put(action_key(services, target), raw_entry::encode(digest), instance).await?;
     Ok(PutOutcome::Stored)
-}
-
-/// The serialized ActionResult that stands for bytes which are none.
-pub fn raw_result(digest: Digest) -> Bytes {
-    let stdout_digest = crate::wire::reapi::Digest { hash: digest.hash.to_hex(), size_bytes: digest.size as i64 };
-    ActionResult { stdout_digest: Some(stdout_digest), ..Default::default() }.encode_to_vec().into()
-}
-
-/// The key of what is not validated: one of its own, so that gRPC clients never see it.
-pub fn raw_key(hash: Hash) -> ActionKey {
-    let hash = Hash(Sha256::new().chain_update(b"raw").chain_update(hash.0).finalize().into());
-    ActionKey { hash, size: None }
 }
 
 /// The answer to a write that the store refused. One that was not let in is logged.
@@ -329,11 +340,7 @@ fn refused<S>(services: &Services<S>, target: &Target, error: StoreError) -> Ref
 }
 
 fn action_key<S>(services: &Services<S>, target: &Target) -> ActionKey {
-    let hash = mangled(services, &target.instance, target.hash);
-    if services.options.check_http_actions {
-        return ActionKey { hash, size: None };
-    }
-    raw_key(hash)
+    ActionKey { hash: mangled(services, &target.instance, target.hash), size: None }
 }
 
 /// The digest of an upload, if the cache takes blobs of that size.

@@ -2,24 +2,25 @@
 
 use super::Services;
 use super::action_cache::mangled;
-use super::http_cache::raw_key;
 use super::refusal::Refusal;
 use crate::limits::PURGE_PROGRESS;
 use crate::pure::http_cache::{Space, Target};
 use crate::pure::purge::Which;
+use crate::pure::scope::Scope;
 use crate::rt::time::{self, Either};
 use crate::store::{Purge, Purged, Store};
 
-/// Purges what a path of the HTTP cache names.
-pub async fn purge_target<S: Store>(services: &Services<S>, target: &Target) -> Result<Purged, Refusal> {
+/// Purges what a path of the HTTP cache names, of whom `scope` says.
+pub async fn purge_target<S: Store>(services: &Services<S>, scope: &Scope, target: &Target) -> Result<Purged, Refusal> {
+    let store = services.store.scoped(scope);
     if target.space == Space::Cas {
-        return Ok(services.store.purge(Purge::Blob(target.hash)).await?);
+        return Ok(store.purge(Purge::Blob(target.hash)).await?);
     }
     let hash = mangled(services, &target.instance, target.hash);
-    let mut purged = services.store.purge(Purge::Action(hash)).await?;
-    if !services.options.check_http_actions {
+    let mut purged = store.purge(Purge::Action(hash)).await?;
+    if !services.options.check_http_actions && *scope == Scope::default() {
         // What HTTP clients have stored under this name stands elsewhere.
-        let raw = services.store.purge(Purge::Action(raw_key(hash).hash)).await?;
+        let raw = services.store.scoped(&Scope::raw()).purge(Purge::Action(hash)).await?;
         purged.examined += raw.examined;
         purged.purged += raw.purged;
     }

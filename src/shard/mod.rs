@@ -26,6 +26,7 @@ pub mod purge;
 mod purge_tests;
 mod purging;
 pub mod ram;
+mod raw;
 pub mod read;
 mod read_through;
 mod reclaim;

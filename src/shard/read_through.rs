@@ -71,7 +71,7 @@ impl Drop for Waiting {
 }
 
 /// An object on its way from a backend.
-struct Flight {
+pub(super) struct Flight {
     window: Local<Window>,
     changed: Event,
     /// Readers that keep up, and how far the first of them is.
@@ -120,7 +120,7 @@ impl Flight {
         }
     }
 
-    fn enter(&self, phase: Phase) {
+    pub fn enter(&self, phase: Phase) {
         self.window.with(|window| window.enter(phase));
         self.changed.notify();
     }
@@ -209,7 +209,7 @@ struct Incoming {
 const UNKNOWN: u64 = 0;
 
 /// How a flight ended, for its log and counters.
-enum Landing {
+pub(super) enum Landing {
     Landed,
     Missed,
     /// The backend, or the way from it, broke off.
@@ -226,7 +226,8 @@ impl<D: BlobDisk> Worker<D> {
     /// Why the breaker is asked before anybody waits: while it is open a miss costs nothing, and no task's turn.
     pub(super) fn reads_through(&self, digest: &Digest) -> bool {
         let fits = |backend: &&Backend| digest.size <= backend.settings().max_proxy_blob_size;
-        self.backend().filter(fits).is_some_and(Backend::takes_reads)
+        // See `Scope::raw`.
+        self.backend().filter(|_| !self.scope().is_raw()).filter(fits).is_some_and(Backend::takes_reads)
     }
 
     /// Whether things that are not here may be asked for elsewhere.
@@ -304,7 +305,7 @@ impl<D: BlobDisk> Worker<D> {
 
     /// Of the blobs that are missing here, those that the backend has are not missing.
     pub(super) async fn find_there(&self, digests: &[Digest], missing: &mut [bool]) {
-        let Some((backend, flights)) = self.backend_and_flights() else { return };
+        let Some((backend, flights)) = self.backend_and_flights().filter(|_| !self.scope().is_raw()) else { return };
         let Some(_waiting) = flights.wait() else { return };
         let places: Vec<usize> = (0..digests.len()).filter(|&at| missing[at]).collect();
         if places.is_empty() {
@@ -369,6 +370,10 @@ impl<D: BlobDisk> Worker<D> {
             match name.kind {
                 ObjectKind::Cas if name.digest.size == UNKNOWN => self.fly_sizing(backend, &name, flight, body).await,
                 ObjectKind::Cas => self.fly_blob(backend, name.digest, flight, body).await,
+                // Why boxed: it is rare, and its future is larger than all others.
+                ObjectKind::Action if name.scope.is_raw() => {
+                    Box::pin(self.fly_raw(backend, &name, flight, body.body)).await
+                }
                 ObjectKind::Action => self.fly_action(&name, flight, body).await,
             }
         });

@@ -50,18 +50,20 @@ impl RouterPort {
         worker.write_gate().connect(&lanes);
         let received = Rc::new(Counter::default());
         rt::spawn(serve(worker.clone(), self.inbox, received.clone()));
-        let inner = Inner { here: CoreId(self.core as u16), map, lanes, received };
-        Router { inner: Rc::new(inner), worker }
+        let inner = Rc::new(Mesh { here: CoreId(self.core as u16), map, lanes, received });
+        worker.connect(&inner);
+        Router { inner, worker }
     }
 }
 
 /// The store as one core sees it, for the blobs of its worker's scope. Cheap to clone; core-local.
 pub struct Router<D: BlobDisk> {
-    inner: Rc<Inner>,
+    inner: Rc<Mesh>,
     worker: Worker<D>,
 }
 
-struct Inner {
+/// How a core reaches the others.
+pub(super) struct Mesh {
     here: CoreId,
     map: ShardMap,
     /// By core; `None` for this one.
@@ -77,6 +79,11 @@ impl<D: BlobDisk> Clone for Router<D> {
 }
 
 impl<D: BlobDisk> Router<D> {
+    /// For tasks of `worker` itself that need what other cores own; handlers of requests do not. `None` when the core ends.
+    pub(super) fn of(worker: Worker<D>) -> Option<Self> {
+        worker.mesh().map(|inner| Self { inner, worker })
+    }
+
     /// This core's worker.
     pub fn worker(&self) -> &Worker<D> {
         &self.worker

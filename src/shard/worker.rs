@@ -5,7 +5,7 @@ mod changes;
 mod purges;
 
 use std::cell::Cell;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::slice;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use super::disk::{Codec, DiskError, Key, Kind};
 use super::fences::Fences;
 use super::ram::{RamStats, RamTier, own};
 use super::read_through::Flights;
+use super::router::Mesh;
 use super::session::{Session, check_raw, decode_error, decoder_for, is_small};
 use super::standing::StandingPurges;
 use super::upload::{UploadHandle, Uploads};
@@ -97,6 +98,8 @@ struct Inner<D: BlobDisk> {
     gate_kept: Cell<Option<Instant>>,
     gate_wakes: Event,
     backends: Option<Backends>,
+    /// The way to other cores, once there is one.
+    mesh: Local<Weak<Mesh>>,
     /// By backend, so that a sick one fills only its own.
     flights: Vec<Flights>,
     intents: Intents,
@@ -143,6 +146,7 @@ impl<D: BlobDisk> Worker<D> {
                 settings.backends.iter().map(|_| Flights::new(settings.flights)).collect()
             }),
             backends,
+            mesh: Local::new(Weak::new()),
             intents: Intents::default(),
             gate: Gate::default(),
             sending: Sending::default(),
@@ -519,6 +523,15 @@ impl<D: BlobDisk> Worker<D> {
     /// The backend of this scope.
     pub(super) fn backend(&self) -> Option<&Backend> {
         self.0.backends.as_ref().map(|backends| backends.of(&self.1))
+    }
+
+    /// Says by which ways the other cores are reached.
+    pub(super) fn connect(&self, mesh: &Rc<Mesh>) {
+        self.0.mesh.with(|known| *known = Rc::downgrade(mesh));
+    }
+
+    pub(super) fn mesh(&self) -> Option<Rc<Mesh>> {
+        self.0.mesh.with(|mesh| mesh.upgrade())
     }
 
     pub(super) fn intents(&self) -> &Intents {

@@ -49,7 +49,9 @@ impl<D: BlobDisk> Records for Worker<D> {
             for upload in uploads {
                 let key = key_of(&upload);
                 worker.disk().ready(&key.hash).await;
-                worker.disk().contains(&key);
+                if worker.disk().contains(&key) && upload.scope.is_raw() {
+                    worker.scoped(upload.scope).keep_raw(&key).await;
+                }
             }
         })
     }
@@ -60,7 +62,9 @@ impl<D: BlobDisk> Worker<D> {
     /// noted on disk, so that no record outlives the process of which nobody knows that the backend lacks it. `None` without
     /// a backend.
     pub(super) async fn announce(&self, upload: Upload) -> Option<Intent<'_>> {
-        let backend = self.backend()?;
+        // See `Scope::raw`.
+        let is_part = upload.kind == ObjectKind::Cas && upload.scope.is_raw();
+        let backend = self.backend().filter(|_| !is_part)?;
         let intent = Intent::new(self.intents(), upload.clone());
         backend.wants(upload).await;
         Some(intent)
@@ -77,6 +81,10 @@ impl<D: BlobDisk> Worker<D> {
         self.intents().settled(upload).await;
         let format = backend.settings().format;
         match self.disk().read(&key).await {
+            Ok(Some(Stored::Small(record))) if upload.scope.is_raw() => match self.raw_object(&record).await {
+                Some(source) => backend.upload(upload, &source).await,
+                None => UploadEnd::Lost,
+            },
             Ok(Some(Stored::Small(record))) => match self.small_object(upload, format, record) {
                 Some(source) => backend.upload(upload, &source).await,
                 None => UploadEnd::Lost,

@@ -103,8 +103,8 @@ pub async fn answer<S: Store>(
         (Handler::Purge, Some(target)) => match named_scope(&server, &head.headers) {
             Ok(scope) => {
                 let of = scope.prefix().map_or_else(String::new, |prefix| format!(" below {prefix:?}"));
-                let services = server.services.scoped(&scope);
-                purge(&format!("{path}{of}, for {}", peer.origin), purge_target(&services, target), exchange).await
+                let what = format!("{path}{of}, for {}", peer.origin);
+                purge(&what, purge_target(&server.services, &scope, target), exchange).await
             }
             Err(refusal) => cache::reject(&server, refusal, &head, body, &shares, exchange),
         },

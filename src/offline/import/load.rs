@@ -17,10 +17,11 @@ use crate::offline::crew::Progress;
 use crate::pure::casblob::Unwrap;
 use crate::pure::digest::{Digest, EMPTY_HASH, Hash};
 use crate::pure::purge::InstanceTag;
+use crate::pure::raw_entry;
+use crate::pure::scope::Scope;
 use crate::rt;
 use crate::rt::signal::Shutdown;
 use crate::service::action_cache::{StoreResultError, store_serialized_result};
-use crate::service::http_cache::{raw_key, raw_result};
 use crate::store::{ActionKey, Encoding, Opened, Put, Store, StoreError, Upload, UploadEnd, UploadKey};
 
 /// Bytes that one read brings.
@@ -169,8 +170,8 @@ impl<S: Store> Loader<S> {
 
     /// What was stored over HTTP unchecked may be anything: it is kept as the server keeps it.
     async fn raw(&self, entry: &Entry, path: &Path) -> Result<Outcome, Trouble> {
-        let key = raw_key(entry.hash);
-        if self.store.action_get(key).await?.is_some() {
+        let (store, key) = (self.store.scoped(&Scope::raw()), ActionKey { hash: entry.hash, size: None });
+        if store.action_get(key).await?.is_some() {
             return Ok(Outcome::Present);
         }
         let data = self.whole(entry, path, HTTP_RAW_LEN_MAX).await?;
@@ -179,8 +180,8 @@ impl<S: Store> Loader<S> {
             return Ok(Outcome::Skipped(Reason::TooLarge));
         }
         let put = Put { digest, encoding: Encoding::Identity, data: vec![data], admitted: true };
-        self.store.put(put).await?;
-        self.store.action_put(key, raw_result(digest), InstanceTag::UNKNOWN).await?;
+        store.put(put).await?;
+        store.action_put(key, raw_entry::encode(digest), InstanceTag::UNKNOWN).await?;
         Ok(Outcome::Stored)
     }
 
