@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use clap::builder::OsStr as ClapStr;
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 
@@ -59,7 +59,7 @@ impl Inputs {
         let settings: Vec<&Arg> = command.get_arguments().filter(|arg| is_setting(arg)).collect();
         let flags: Vec<&str> = settings.iter().filter_map(|arg| arg.get_long()).collect();
         let (args, emptied) = go_flags(&self.args, &flags);
-        let matches = command.clone().try_get_matches_from(&args)?;
+        let matches = command.clone().try_get_matches_from(&args).map_err(|error| explained(error, &command))?;
         let mut notices = Vec::new();
         let mut given = self.read_variables(&flags, &mut notices)?;
         let path = matches.get_one::<PathBuf>("config_file").cloned();
@@ -233,6 +233,19 @@ fn entry(arg: &Arg, matches: &ArgMatches, given: &Given) -> Option<Entry> {
     let value = Some(texts.join(",")).filter(|value| !value.is_empty());
     let is_secret = arg.get_value_parser().type_id() == std::any::TypeId::of::<Secret>();
     Some(Entry { flag: flag.to_owned(), value, source, is_secret })
+}
+
+/// Clap's error of a word behind the server's flags, which it takes for a tool, with what it may have been meant for.
+fn explained(error: clap::Error, command: &Command) -> clap::Error {
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return error };
+    if error.kind() != ErrorKind::ArgumentConflict {
+        return error;
+    }
+    let text = match command.find_subcommand(word) {
+        Some(_) => format!("the flags of a tool stand behind its name: ringcas {word} --dir <DIR>\n"),
+        None => format!("unexpected argument '{word}' found; true and false stand behind `=`, as in --x=false\n"),
+    };
+    clap::Error::raw(ErrorKind::UnknownArgument, text)
 }
 
 /// What clap found wrong with a value.
