@@ -5,11 +5,13 @@ use std::fmt::Write as _;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
 use prometheus::TextEncoder;
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric as Sample, MetricFamily, MetricType};
 
 use super::overview;
 use super::percore::{Distribution, Labels, Snapshot, Value};
+use super::shared::Shared;
 use super::table::{Kind, Metric, Row, Scope, TABLE};
 use crate::limits::{METRICS_ASKS_MAX, METRICS_COLLECT_TIME};
 use crate::rt;
@@ -88,7 +90,9 @@ pub fn wire(core_count: usize, facts: &Facts) -> Vec<Port> {
 impl Port {
     /// The side that asks, and the side that answers. Run the latter in the background.
     pub fn split(self) -> (Exporter, Reporter) {
-        let exporter = Exporter { asks: Local::new(self.asks), board: self.board.clone(), facts: Rc::new(self.facts) };
+        let [metrics, overview, status] = [(); 3].map(|()| Shared::default());
+        let (asks, facts) = (Local::new(self.asks), Rc::new(self.facts));
+        let exporter = Exporter { asks, board: self.board.clone(), facts, metrics, overview, status };
         (exporter, Reporter { core: self.core, inbox: self.inbox, board: self.board })
     }
 }
@@ -120,6 +124,9 @@ pub struct Exporter {
     asks: Local<Vec<Sender<Ask>>>,
     board: Arc<Board>,
     facts: Rc<Facts>,
+    metrics: Shared,
+    overview: Shared,
+    status: Shared,
 }
 
 impl Exporter {
@@ -192,19 +199,23 @@ impl Exporter {
     }
 
     /// The answer to `GET /metrics`, in Prometheus' text format 0.0.4.
-    pub async fn metrics(&self) -> String {
-        let all = self.collect().await;
-        render(&all, self.facts.prefix, self.facts.is_http_prefixed)
+    pub async fn metrics(&self) -> Bytes {
+        let Facts { prefix, is_http_prefixed, .. } = &*self.facts;
+        self.metrics.get(async { render(&self.collect().await, prefix, *is_http_prefixed) }).await
     }
 
     /// What the page at `/` shows, as JSON.
-    pub async fn overview(&self) -> String {
-        overview::render(&self.collect().await, &self.facts, rt::time::unix_seconds())
+    pub async fn overview(&self) -> Bytes {
+        let make = async { overview::render(&self.collect().await, &self.facts, rt::time::unix_seconds()) };
+        self.overview.get(make).await
     }
 
     /// The answer to `GET /status`: bazel-remote's keys, in its order.
-    pub async fn status(&self) -> String {
-        let all = self.collect().await;
+    pub async fn status(&self) -> Bytes {
+        self.status.get(async { self.status_of(&self.collect().await) }).await
+    }
+
+    fn status_of(&self, all: &Snapshot) -> String {
         let whole = |metric| all.total(metric) as u64;
         let tasks = whole(Metric::Connections) + whole(Metric::CallsInflight) + whole(Metric::Tasks);
         let mut text = String::from("{\n");

@@ -6,6 +6,7 @@
 pub mod export;
 mod overview;
 pub mod percore;
+mod shared;
 pub mod table;
 
 pub use percore::{Counter, Histogram, Snapshot, TimeBounds};

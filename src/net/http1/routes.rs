@@ -172,7 +172,7 @@ async fn purge(what: &str, purge: impl Future<Output = Result<Purged, Refusal>>,
     match told(what, purge, || request.goes_on()).await {
         Ok(Purged { examined, purged }) => {
             let answer = Json::object().raw("purged", purged).raw("examined", examined).end();
-            whole(JSON, answer + "\n", &Method::GET, exchange)
+            whole(JSON, (answer + "\n").into(), &Method::GET, exchange)
         }
         Err(Refusal { code, text: reason, .. }) => {
             let code = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -183,14 +183,14 @@ async fn purge(what: &str, purge: impl Future<Output = Result<Purged, Refusal>>,
 
 /// The page for people. It loads nothing from elsewhere, and may not.
 fn page(method: &Method, exchange: Exchange) -> Response<Body> {
-    let mut response = whole(HTML, include_str!("page.html").to_owned(), method, exchange);
+    let mut response = whole(HTML, Bytes::from_static(include_bytes!("page.html")), method, exchange);
     response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY));
     response
 }
 
-fn whole(content_type: HeaderValue, text: String, method: &Method, exchange: Exchange) -> Response<Body> {
+fn whole(content_type: HeaderValue, text: Bytes, method: &Method, exchange: Exchange) -> Response<Body> {
     let len = text.len();
-    let bytes = if method == Method::HEAD { Bytes::new() } else { text.into() };
+    let bytes = if method == Method::HEAD { Bytes::new() } else { text };
     let mut response = Response::new(Body::whole(bytes, StatusCode::OK, exchange));
     response.headers_mut().insert(CONTENT_TYPE, content_type);
     response.headers_mut().insert(CONTENT_LENGTH, len.into());
