@@ -268,6 +268,24 @@ def test_a_result_on_its_way_here_does_not_stay(store, fresh):
         assert not has(client, key)
 
 
+def test_values_that_are_no_results(fresh):
+    """What HTTP clients store unchecked is purged by its hash and instance, and with all of an instance."""
+    server = fresh(**OPEN, disable_http_ac_validation="true", enable_ac_key_instance_mangling="true")
+    one, two = unique(31).hash, unique(32).hash
+    paths = [f"/{instance}/ac/{hash}" for instance in ("main", "other") for hash in (one, two)]
+
+    def found() -> list[int]:
+        return [ask(server, "GET", path)[0] for path in paths]
+
+    for path in paths:
+        assert ask(server, "PUT", path, path.encode())[0] == 200
+    assert purged(server, "DELETE", paths[0]) == 1 and purged(server, "DELETE", paths[0]) == 0
+    assert found() == [404, 200, 200, 200]
+    assert purged(server, "POST", "/admin/purge?instance=other") == 2
+    server.restart(crash=True)
+    assert found() == [404, 200, 404, 404]
+
+
 def test_a_damaged_list_of_purges_is_an_error(fresh):
     server = fresh(**OPEN)
     purged(server, "POST", "/admin/purge?all=true")
