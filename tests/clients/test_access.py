@@ -296,6 +296,14 @@ def test_both_alphabets_of_base64(fresh, home, url_safe, padded):
     assert ask(server, "GET", "/status", headers={"Authorization": value})[0] == 200
 
 
+def test_another_users_password_is_wrong(guarded):
+    # Whose is compared when there is no such user, so that the time tells nothing, must not let anybody in.
+    for _, password in (READER, WRITER, ADMIN):
+        for user in ("nobody", READER[0], ADMIN[0]):
+            if (user, password) not in (READER, ADMIN):
+                assert ask(guarded, "GET", "/status", headers={"Authorization": credentials.basic(user, password)})[0] == 401
+
+
 def test_credentials_in_the_authority(guarded):
     # As Bazel sends those of grpc://user:password@host.
     for (user, password), code in [(WRITER, None), (READER, Code.PERMISSION_DENIED), (("writer", "wrong-pass-9"), Code.UNAUTHENTICATED)]:
