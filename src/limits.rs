@@ -108,6 +108,8 @@ const _: () = assert!((10 << 10) + 2 * (18 << 10) + TLS_SEND_BUFFER_LEN as u64 <
 /// stand for.
 pub const DOCUMENT_DEPTH_MAX: usize = 64;
 pub const DOCUMENT_VALUES_MAX: usize = 100_000;
+/// Bytes of a file that a setting names: configuration, passwords, tokens, certificates, credentials; also of standing purges.
+pub const GIVEN_FILE_LEN_MAX: u64 = 16 << 20;
 /// How often the files of certificates and credentials are looked at for changes.
 pub const RELOAD_PERIOD: Duration = Duration::from_secs(3);
 /// How long it is remembered that a password was right, or wrong, and of how many by one core, and by the process: at about
@@ -416,6 +418,8 @@ pub const BACKEND_LEDGER_SYNC_MS: u64 = 1_000;
 pub const BACKEND_LEDGER_RETRY_MS: u64 = 60_000;
 /// Entries of a ledger that may be struck out before it is written anew: half a megabyte.
 pub const BACKEND_LEDGER_STRUCK_MIN: usize = 10_000;
+/// Bytes of a ledger that a start reads at most: more than any that was written anew in time (`BACKEND_OWED_MAX`).
+pub const BACKEND_LEDGER_LEN_MAX: u64 = 2 << 30;
 /// Uploads of one backend that are owed at most, at about 100 bytes of memory and 56 of disk each.
 pub const BACKEND_OWED_MAX: usize = 1 << 20;
 /// How often the records of owed uploads are marked as used, and of how many of them at most: the oldest.

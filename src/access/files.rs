@@ -6,6 +6,7 @@ use super::Role;
 use crate::kept::Source;
 use crate::pure::htpasswd::{Htpasswd, LineError};
 use crate::pure::roles::{Roles, Tokens};
+use crate::rt;
 
 /// Where they are, and what goes with them.
 #[derive(Debug, Clone, Default)]
@@ -88,7 +89,6 @@ fn parsed<T: Default>(
     parse: impl Fn(&str) -> Result<T, LineError>,
 ) -> Result<T, FileError> {
     let Some(path) = path else { return Ok(T::default()) };
-    let text =
-        std::fs::read_to_string(path).map_err(|source| FileError::Read { setting, path: path.into(), source })?;
+    let text = rt::whole::text(path).map_err(|source| FileError::Read { setting, path: path.into(), source })?;
     parse(&text).map_err(|source| FileError::Line { setting, path: path.into(), source })
 }

@@ -251,7 +251,7 @@ async fn from_file(path: &Path, profile: &str) -> Result<Credentials, String> {
 async fn read_file(path: &Path) -> Result<String, String> {
     let shown = path.display().to_string();
     let path = path.to_owned();
-    let read = rt::blocking(move || std::fs::read_to_string(path)).await.map_err(|error| error.to_string())?;
+    let read = rt::blocking(move || rt::whole::text(&path)).await.map_err(|error| error.to_string())?;
     read.map_err(|error| format!("cannot read {shown}: {error}"))
 }
 

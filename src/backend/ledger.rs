@@ -8,7 +8,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::limits::{BACKEND_LEDGER_RETRY_MS, BACKEND_LEDGER_STRUCK_MIN, BACKEND_LEDGER_SYNC_MS};
+use crate::limits::{
+    BACKEND_LEDGER_LEN_MAX, BACKEND_LEDGER_RETRY_MS, BACKEND_LEDGER_STRUCK_MIN, BACKEND_LEDGER_SYNC_MS,
+};
 use crate::pure::ledger::{ENTRY_LEN, Entry, Owed, replay};
 use crate::rt;
 use crate::rt::aside::Aside;
@@ -83,10 +85,16 @@ pub async fn orphans(dir: &Path, backends: &[String]) -> io::Result<Vec<(String,
 
 /// What stands in a ledger. Why the look before: whoever opens a FIFO waits for ever.
 fn content(path: &Path) -> io::Result<Vec<u8>> {
-    if std::fs::metadata(path)?.is_file() {
-        return std::fs::read(path);
+    let found = std::fs::metadata(path)?;
+    if !found.is_file() {
+        return Err(io::Error::other(format!("{} is no regular file: remove it", path.display())));
     }
-    Err(io::Error::other(format!("{} is no regular file: remove it", path.display())))
+    if found.len() > BACKEND_LEDGER_LEN_MAX {
+        let (path, most) = (path.display(), BACKEND_LEDGER_LEN_MAX >> 30);
+        let problem = format!("{path} is larger than {most} GiB, which no list of unfinished uploads is: move it away");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
+    }
+    rt::whole::bytes(path, BACKEND_LEDGER_LEN_MAX)
 }
 
 impl Ledger {
@@ -394,6 +402,20 @@ mod tests {
             assert!(error.to_string().contains("no regular file"), "{error}");
             assert!(orphans(dir.path(), &[]).await.is_err());
             assert!(path.exists(), "it is not ours to remove");
+        });
+    }
+
+    /// Goal: a huge file is named, not read. Method: sparse files in the place of a ledger, ours and another.
+    #[test]
+    fn a_huge_file_is_no_ledger() {
+        block_on(async {
+            let dir = tempfile::tempdir().expect("a directory");
+            let path = path(dir.path(), "b");
+            std::fs::create_dir(path.parent().expect("uploads")).expect("made");
+            File::create(&path).and_then(|file| file.set_len(BACKEND_LEDGER_LEN_MAX + 1)).expect("a sparse file");
+            let error = Ledger::open(path.clone()).await.err().expect("no ledger").to_string();
+            assert!(error.contains("larger than 2 GiB") && error.contains(&*path.to_string_lossy()), "{error}");
+            assert!(orphans(dir.path(), &[]).await.is_err());
         });
     }
 

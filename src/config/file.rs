@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::names::{self, SECTIONS};
 use crate::pure::document::{self, DocumentError, Value};
+use crate::rt;
 
 /// Why the file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +38,7 @@ const MAP: &str = "s3.backends";
 
 /// The flags that the file names, and their values, those of a list with commas between them.
 pub fn read(path: &Path, flags: &[Known]) -> Result<Vec<(String, String)>, FileError> {
-    let text = std::fs::read_to_string(path).map_err(|source| FileError::Read { path: path.into(), source })?;
+    let text = rt::whole::text(path).map_err(|source| FileError::Read { path: path.into(), source })?;
     let document = document::parse(&text).map_err(|source| FileError::Document { path: path.into(), source })?;
     flatten(document, flags, path)
 }

@@ -18,6 +18,7 @@ use crate::access::{Origin, Peer};
 use crate::kept::Source;
 use crate::limits;
 use crate::pure::certificate;
+use crate::rt;
 
 /// An encrypted connection.
 pub type TlsStream<T> = tokio_rustls::server::TlsStream<T>;
@@ -97,10 +98,8 @@ impl Source for TlsFiles {
         };
         let chain = certificates("--tls_cert_file", &self.certificates)?;
         let not_after_s = chain.first().and_then(|own| certificate::not_after(own)).unwrap_or_default();
-        let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|error| TlsError::File {
-            setting: "--tls_key_file",
-            path: self.key.clone(),
-            problem: error.to_string(),
+        let key = PrivateKeyDer::from_pem_slice(&file("--tls_key_file", &self.key)?).map_err(|error| {
+            TlsError::File { setting: "--tls_key_file", path: self.key.clone(), problem: error.to_string() }
         })?;
         let mut config = builder.with_single_cert(chain, key).map_err(|problem| TlsError::Pair {
             certificates: self.certificates.clone(),
@@ -127,10 +126,13 @@ impl Source for TlsFiles {
     }
 }
 
+fn file(setting: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
+    rt::whole::given(path).map_err(|error| TlsError::File { setting, path: path.into(), problem: error.to_string() })
+}
+
 fn certificates(setting: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let wrong = |problem: String| TlsError::File { setting, path: path.into(), problem };
-    let found: Result<Vec<_>, _> =
-        CertificateDer::pem_file_iter(path).map_err(|error| wrong(error.to_string()))?.collect();
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&file(setting, path)?).collect();
     match found {
         Ok(found) if found.is_empty() => Err(wrong("there is no certificate in it".into())),
         found => found.map_err(|error| wrong(error.to_string())),

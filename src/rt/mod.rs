@@ -27,6 +27,7 @@ pub mod signal;
 pub mod takeover;
 pub mod tcp;
 pub mod time;
+pub mod whole;
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;

@@ -24,7 +24,7 @@ use crate::pure::record::Checksums;
 use crate::pure::segment::{HEAD_LEN, Layout, SegmentHeader};
 use crate::pure::shard_map::SHARDS_MAX;
 use crate::pure::superblock::{self, Superblock};
-use crate::rt;
+use crate::rt::{self, whole};
 
 /// Bytes of a data file but the last.
 const DATA_FILE_LEN: u64 = 1 << 40;
@@ -149,7 +149,7 @@ impl Volume {
     /// Which copies of the superblock are whole.
     pub fn whole_supers(&self) -> Result<[bool; 2], OpenError> {
         let path = self.0.dir.join("super");
-        fs::read(&path).map(|bytes| superblock::whole_copies(&bytes)).map_err(failed("read", &path))
+        whole::head(&path, SUPER_LEN).map(|bytes| superblock::whole_copies(&bytes)).map_err(failed("read", &path))
     }
 
     /// Writes the damaged copies of the superblock anew.
@@ -231,7 +231,7 @@ pub fn check_size(given: u64) -> Result<(), OpenError> {
 pub fn kept_size(dir: &Path) -> io::Result<Option<u64>> {
     let path = dir.join("super");
     let bytes = match fs::metadata(&path) {
-        Ok(found) if found.is_file() => fs::read(&path)?,
+        Ok(found) if found.is_file() => whole::head(&path, SUPER_LEN)?,
         Ok(_) => return Ok(None),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
@@ -429,7 +429,7 @@ fn lock(dir: &Path, writes: bool) -> Result<File, OpenError> {
 
 fn read_super(dir: &Path, path: &Path) -> Result<Superblock, OpenError> {
     must_be_file(path)?;
-    let bytes = fs::read(path).map_err(failed("read", path))?;
+    let bytes = whole::head(path, SUPER_LEN).map_err(failed("read", path))?;
     match superblock::decode(&bytes) {
         Ok(superblock) => Ok(superblock),
         Err(superblock::Unreadable::Damaged) => Err(OpenError::SuperDamaged { path: path.into() }),

@@ -36,7 +36,7 @@ impl StandingPurges {
     /// purged. Blocks.
     pub fn open(dir: &Path) -> io::Result<Self> {
         let path = dir.join(FILE);
-        let purges = match std::fs::read_to_string(&path) {
+        let purges = match rt::whole::text(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Purges::default(),
             read => Purges::parse(&read?).ok_or_else(|| {
                 io::Error::other(format!(

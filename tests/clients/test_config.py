@@ -401,3 +401,26 @@ def test_a_check_of_the_configuration_finds_what_a_start_would(flag, text):
     assert code != 0 and flag.removeprefix("--") in log, (code, log)
     assert not (home / "cache").exists()
     shutil.rmtree(home)
+
+
+@pytest.mark.parametrize(
+    "flag", ["config_file", "htpasswd_file", "token_file", "roles_file", "tls_cert_file", "tls_key_file", "tls_ca_file"]
+)
+def test_a_huge_file_is_named_and_not_read(flag):
+    home = scratch("huge")
+    key, certificate = home / "key", home / "certificate"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=x",
+         "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    (home / "tokens").write_text("write 0123456789abcdef\n")
+    files = {
+        "tls_cert_file": certificate, "tls_key_file": key, "tls_ca_file": certificate, "token_file": home / "tokens",
+    }  # fmt: skip
+    with open(home / "huge", "wb") as file:
+        file.truncate(1 << 40)
+    files[flag] = home / "huge"
+    code, _, log = run(f"--dir={home}/cache", "--check_config", *[f"--{name}={path}" for name, path in files.items()])
+    assert code != 0 and flag in log and str(home / "huge") in log and "larger than 16 MiB" in log, (code, log)
+    shutil.rmtree(home)

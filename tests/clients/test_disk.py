@@ -4,6 +4,7 @@ Method: directories of every kind are given to it; it is filled over and over; s
 import os
 import pathlib
 import random
+import re
 
 import pytest
 
@@ -12,6 +13,7 @@ from reapi import Client, Code, blob_name, digest, digest_of, fails, message, up
 from server import Server, StartError, scratch
 from streams import check_read
 from tools import tool
+from wait import until
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -123,6 +125,22 @@ def test_no_file_where_one_should_be(fresh, name):
     for command in ("check", "stats"):
         run = tool(command, server.directory)
         assert run.code == 2 and "no regular file" in run.err, run
+
+
+def test_huge_files_hold_up_no_start(fresh):
+    # Sparse, as a truncated copy may be. Only the superblock's own bytes count; no list of uploads is that long.
+    server = fresh(max_size="0.0625")
+    server.stop()
+    os.truncate(server.directory / "super", 1 << 40)
+    server.start()
+    server.stop()
+    assert tool("check", server.directory, "--json").code == 0
+    (server.directory / "uploads").mkdir(exist_ok=True)
+    with open(server.directory / "uploads" / "gone.v1", "wb") as file:
+        file.truncate(3 << 30)
+    server.start()
+    until(lambda: re.search(r"gone\.v1 is larger than 2 GiB.* move it away", server.log), "a line that names it")
+    server.stop()
 
 
 def test_a_cache_keeps_its_size(fresh):
