@@ -103,10 +103,12 @@ def test_burst(server, tmp_path, encoding):
     [("stalled-readers --concurrency 200 --size 1MiB", "stalled-read"), ("slow-writers --concurrency 30", "slow-write")],
 )
 def test_calls_that_are_held(server, tmp_path, words, kind):
-    [phase] = run(server, f"{words} --duration 1.5 --connections 4 --probe", tmp_path)
+    [phase] = run(server, f"{words} --duration 2.5 --connections 4 --probe", tmp_path)
     assert phase["unfinished"] == int(words.split()[2]) and phase["ops"] == 0
     assert phase["probes"]["read"]["ops"] > 0
-    assert phase["samples"][0]["sockets"]["ESTAB"] >= 5, "four connections and the probe's"
+    # On a busy machine the first sample may be of a moment before they are there.
+    connected = max(sample["sockets"].get("ESTAB", 0) for sample in phase["samples"])
+    assert connected >= 5, "four connections and the probe's"
 
 
 @pytest.mark.parametrize(
