@@ -57,8 +57,9 @@ class FaultStore:
     `refuse` and `black_hole` are for connections: refused, and never answered.
     """
 
-    def __init__(self, certificate: pathlib.Path | None = None):
-        """`certificate` holds a certificate and its key: then the store speaks TLS."""
+    def __init__(self, certificate: pathlib.Path | None = None, host: str = "127.0.0.1", port: int = 0):
+        """`certificate` holds a certificate and its key: then the store speaks TLS. `host` is a loopback address."""
+        self.host = host
         self.tls = None
         if certificate is not None:
             self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -89,12 +90,12 @@ class FaultStore:
         self._listener: socket.socket | None = None
         self._hole: BlackHole | None = None
         self._closed = False
-        self.port = 0
+        self.port = port
         self.listen()
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def flags(self, bucket: str = "bucket") -> dict:
         return {
@@ -123,7 +124,7 @@ class FaultStore:
             self._hole = None
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self.port))
+        listener.bind((self.host, self.port))
         listener.listen(512)
         self.port = listener.getsockname()[1]
         self._listener = listener

@@ -52,10 +52,18 @@ class StartError(Exception):
 class Server:
     """One server process on a cache directory. The directory outlives restarts and ends with `close`."""
 
-    def __init__(self, directory: pathlib.Path | None = None, environment: dict[str, str] | None = None, passed=(), **flags):
+    def __init__(
+        self,
+        directory: pathlib.Path | None = None,
+        environment: dict[str, str] | None = None,
+        passed=(),
+        hosts: pathlib.Path | None = None,
+        **flags,
+    ):
         """`flags` are the server's own, without dashes; `None` leaves one out. `passed` are listening sockets that it
-        gets as systemd passes them."""
+        gets as systemd passes them. `hosts` is what it finds in the place of /etc/hosts, and may change."""
         self.passed = passed
+        self.hosts = hosts
         self.home = scratch("server")
         self.directory = directory or self.home / "cache"
         self.environment = environment or {}
@@ -110,6 +118,9 @@ class Server:
             moves = " ".join(f"{3 + at}<&{listening.fileno()}" for at, listening in enumerate(self.passed))
             script = f'exec {moves}; export LISTEN_PID=$$ LISTEN_FDS={len(self.passed)}; exec "$@"'
             command = ["bash", "-c", script, "bash", *command]
+        if self.hosts is not None:
+            # In a namespace of mounts of its own, which root may make; it becomes the server, so that its number is that.
+            command = ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(self.hosts), *command]
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
                 command,
