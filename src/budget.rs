@@ -245,6 +245,20 @@ impl Purse {
     }
 }
 
+impl Apart {
+    /// Makes it `more` bytes longer, if they are there.
+    pub fn grow(&mut self, more: u64, claim: Claim) -> bool {
+        let is_there = self.purse.set_apart(more, claim);
+        if is_there {
+            self.len += more;
+            if self.is_tls {
+                self.purse.0.tls.set(self.purse.0.tls.get() + more);
+            }
+        }
+        is_there
+    }
+}
+
 impl Grant {
     /// Bytes.
     pub fn len(&self) -> u64 {
@@ -350,6 +364,9 @@ mod tests {
         assert_eq!(purse.held(Use::Replies), 0);
         let (plain, tls) = (purse.apart_for(5, first), purse.apart_for_tls(7, first));
         assert_eq!((purse.apart(), purse.apart_tls()), (12, 7));
+        let [mut plain, mut tls] = [plain, tls].map(|apart| apart.expect("there is room"));
+        assert!(plain.grow(3, first) && tls.grow(4, first) && !plain.grow(120, first));
+        assert_eq!((purse.apart(), purse.apart_tls()), (19, 11));
         drop((plain, tls));
         assert_eq!((purse.apart(), purse.apart_tls()), (0, 0));
     }

@@ -23,7 +23,8 @@ use crate::pure::answers::Answers;
 use crate::rt::time;
 
 /// Buffers for what is copied that no connection uses now, each with room for `WRITE_COPIED_LEN` bytes. Why shared: a
-/// connection holds one only while it has bytes that the socket has not taken. Clones share the pool; core-local.
+/// connection holds one only while it has bytes that the socket has not taken, and memory to charge it to. Clones share the
+/// pool; core-local.
 #[derive(Clone, Default)]
 pub struct Buffers(Rc<RefCell<Vec<Vec<u8>>>>);
 
@@ -59,17 +60,8 @@ struct State<T> {
     answers: Answers,
     begun: Instant,
     purse: Purse,
-    /// What `copied` is charged to, from when the socket takes nothing.
-    blocked: Blocked,
-}
-
-enum Blocked {
-    Not,
-    Charged {
-        _memory: Apart,
-    },
-    /// There was no memory to charge it to: it is as short as can be, and nothing is added.
-    Tight,
+    /// What `copied` is charged to while it has room. Without it, it has less room, which the connection is charged with.
+    memory: Option<Apart>,
 }
 
 enum Part {
@@ -87,9 +79,9 @@ impl<T> Clone for Gathered<T> {
 
 impl<T: AsyncWrite + Unpin> Gathered<T> {
     /// `shown` is where the payloads that will be written leave what they are cut from.
-    /// What a socket does not take is charged to `purse`.
+    /// What is copied is charged to `purse`.
     pub fn new(io: T, buffers: Buffers, shown: Shown, purse: Purse) -> Self {
-        let (parts, copied, blocked) = (VecDeque::new(), Vec::new(), Blocked::Not);
+        let (parts, copied) = (VecDeque::new(), Vec::new());
         let answers = Answers::default();
         let state = State {
             io,
@@ -102,7 +94,7 @@ impl<T: AsyncWrite + Unpin> Gathered<T> {
             answers,
             begun: time::now(),
             purse,
-            blocked,
+            memory: None,
         };
         Self(Rc::new(RefCell::new(state)))
     }
@@ -110,6 +102,20 @@ impl<T: AsyncWrite + Unpin> Gathered<T> {
     /// True when the peer does little but make HTTP/2 answer.
     pub fn is_flooded(&self) -> bool {
         self.0.borrow().answers.is_flood()
+    }
+
+    /// Streams that were reset since the beginning.
+    pub fn resets(&self) -> u64 {
+        self.0.borrow().answers.resets()
+    }
+
+    /// Of these, what HTTP/2 may still remember.
+    pub fn resets_remembered(&self) -> usize {
+        let state = &mut *self.0.borrow_mut();
+        if state.answers.resets() == 0 {
+            return 0;
+        }
+        state.answers.resets_remembered(millis_since(state.begun))
     }
 
     /// Sends what was gathered. Pending while the socket is full.
@@ -133,7 +139,7 @@ impl<T: AsyncWrite + Unpin> State<T> {
     /// Takes of `data` what there is room for, which is all of it but when much waits already.
     fn gather(&mut self, data: &[IoSlice<'_>], shown: Option<&(Bytes, Rooms)>) -> usize {
         let begun = self.begun;
-        let now_ms = || time::now().saturating_duration_since(begun).as_millis() as u64;
+        let now_ms = || millis_since(begun);
         let mut taken = 0;
         for slice in data {
             if self.len >= limits::WRITE_GATHER_LEN || self.parts.len() >= limits::WRITE_PARTS_MAX {
@@ -150,14 +156,10 @@ impl<T: AsyncWrite + Unpin> State<T> {
                 taken += slice.len();
                 continue;
             }
-            let room = match self.blocked {
-                Blocked::Tight => 0,
-                Blocked::Not | Blocked::Charged { .. } => limits::WRITE_COPIED_LEN.saturating_sub(self.copied.len()),
-            };
-            let count = slice.len().min(room);
-            if count > 0 && self.copied.capacity() == 0 {
-                self.copied = self.buffers.take();
+            if self.copied.capacity() == 0 && !slice.is_empty() {
+                self.take_buffer();
             }
+            let count = slice.len().min(self.copied_max().saturating_sub(self.copied.len()));
             self.copied.extend_from_slice(&slice[..count]);
             self.answers.pass(&slice[..count], now_ms);
             match self.parts.back_mut() {
@@ -191,28 +193,23 @@ impl<T: AsyncWrite + Unpin> State<T> {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let sent = self.poll_send_all(context);
-        if sent.is_pending() && matches!(self.blocked, Blocked::Not) && self.copied.capacity() > 0 {
-            self.block();
-        }
-        sent
-    }
-
-    /// The socket takes no more, so that what was copied stays.
-    fn block(&mut self) {
-        self.copied.drain(..std::mem::take(&mut self.copied_sent));
-        let memory = self.purse.apart_for(limits::WRITE_COPIED_LEN as u64, Claim::First { held: 0 });
-        self.blocked = match memory {
-            Some(memory) => Blocked::Charged { _memory: memory },
-            None => {
-                self.copied.shrink_to_fit();
-                Blocked::Tight
-            }
+    /// Takes room for what is copied: much, if there is memory for it.
+    ///
+    /// Why before it is known what the socket takes: afterwards, there might be none.
+    fn take_buffer(&mut self) {
+        self.memory = self.purse.apart_for(limits::WRITE_COPIED_LEN as u64, Claim::First { held: 0 });
+        self.copied = match self.memory {
+            Some(_) => self.buffers.take(),
+            None => Vec::with_capacity(limits::WRITE_COPIED_LEN_MIN),
         };
     }
 
-    fn poll_send_all(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    /// Bytes that may be copied.
+    fn copied_max(&self) -> usize {
+        if self.memory.is_some() { limits::WRITE_COPIED_LEN } else { limits::WRITE_COPIED_LEN_MIN }
+    }
+
+    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         // Why apart: most turns say little, which needs no list of parts.
         while let (1, Some(Part::Copied(len))) = (self.parts.len(), self.parts.front()) {
             let data = &self.copied[self.copied_sent..self.copied_sent + len];
@@ -253,11 +250,15 @@ impl<T: AsyncWrite + Unpin> State<T> {
         }
         if self.parts.is_empty() {
             self.copied_sent = 0;
-            self.blocked = Blocked::Not;
             self.buffers.give_back(std::mem::take(&mut self.copied));
+            self.memory = None;
         }
         Ok(())
     }
+}
+
+fn millis_since(begun: Instant) -> u64 {
+    time::now().saturating_duration_since(begun).as_millis() as u64
 }
 
 /// The part of `whole` that `slice` is, when it is one.
@@ -401,30 +402,30 @@ mod tests {
         assert_eq!(io.0.borrow().copied, b"kept");
     }
 
-    /// Goal: what a blocked socket leaves behind is charged, and without memory for that it is kept short and nothing is added;
-    /// all goes out in order in the end. Method: a socket that takes nothing, then everything, with a purse that has memory
-    /// for one and with one that has not.
+    /// Goal: what is copied is charged before it is held, and without memory for it there is less of it; all goes out in order
+    /// in the end. Method: a socket that takes nothing, then everything, with a purse that has memory for one and with one that
+    /// has not; small writes until no more are taken.
     #[test]
-    fn a_blocked_socket_is_charged() {
+    fn what_is_copied_is_charged() {
         let mut context = Context::from_waker(std::task::Waker::noop());
-        for peers in [1 << 20, 1000] {
+        let full = limits::WRITE_COPIED_LEN;
+        for (peers, most, charge) in [(1 << 20, full, full as u64), (1000, limits::WRITE_COPIED_LEN_MIN, 0)] {
             let purse = Purse::alone(peers);
             let io = Gathered::new(Socket::new(0), Buffers::default(), Shown::default(), purse.clone());
-            let mut write = |data: &[u8]| Pin::new(&mut io.clone()).poll_write(&mut context, data);
-            assert!(matches!(write(b"first"), Poll::Ready(Ok(5))));
-            assert_eq!(purse.apart(), 0, "it is only blocked when it has been tried");
-            assert!(io.poll_send(&mut Context::from_waker(std::task::Waker::noop())).is_pending());
-            let is_charged = peers > 1000;
-            assert_eq!(purse.apart(), if is_charged { limits::WRITE_COPIED_LEN as u64 } else { 0 });
-            assert_eq!(write(b" second").is_ready(), is_charged);
-            assert!(is_charged || io.0.borrow().copied.capacity() < 100);
-            io.0.borrow_mut().io.take = usize::MAX;
-            if !is_charged {
-                assert!(matches!(write(b" second"), Poll::Ready(Ok(7))));
+            let piece = bytes_of(1000);
+            let mut expected = Vec::new();
+            while let Poll::Ready(Ok(count)) = Pin::new(&mut io.clone()).poll_write(&mut context, &piece) {
+                expected.extend_from_slice(&piece[..count]);
+                assert_eq!(purse.apart(), charge);
+                assert!(io.0.borrow().copied.capacity() <= most.max(limits::WRITE_COPIED_LEN_MIN));
             }
-            assert!(io.poll_send(&mut Context::from_waker(std::task::Waker::noop())).is_ready());
-            assert_eq!((io.0.borrow().io.got.as_slice(), purse.apart()), (&b"first second"[..], 0));
-            assert!(holds_nothing(&io));
+            assert_eq!(expected.len(), most);
+            assert!(io.poll_send(&mut context).is_pending());
+            assert_eq!(purse.apart(), charge);
+            io.0.borrow_mut().io.take = usize::MAX;
+            assert!(io.poll_send(&mut context).is_ready());
+            assert!(io.0.borrow().io.got == expected);
+            assert!(holds_nothing(&io) && purse.apart() == 0);
         }
     }
 

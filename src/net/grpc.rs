@@ -23,8 +23,9 @@ use super::methods::Method;
 use super::payload::Payload;
 use super::responder::Responder;
 use super::server::{Gauge, Phase, PhaseWatch, Server, count};
+use super::tables::OpenStream;
 use crate::access::{Decision, Peer, Role};
-use crate::budget::{Apart, Claim};
+use crate::budget::Claim;
 use crate::limits;
 use crate::pure::grpc_frame::{self, Part};
 use crate::rt;
@@ -82,6 +83,7 @@ pub(super) fn start<S: Store>(
     };
     let admitted = admitted.map(|scope| scope.map(|scope| server.services.scoped(&scope)));
     let requests = shares.requests.clone();
+    let memory = shares.streams.open(memory);
     let call = Call {
         serving: admitted.map(|scoped| Serving { server: server.clone(), scoped }),
         server: server.clone(),
@@ -196,7 +198,7 @@ struct Call<'a, S> {
     drain: Option<PhaseWatch>,
     head: Parts,
     body: Body,
-    memory: Option<Apart>,
+    memory: OpenStream,
 }
 
 impl<S: Store> Call<'_, S> {

@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use h2::server::{Builder, Connection};
@@ -12,6 +12,7 @@ use super::gather::Gathered;
 use super::grpc;
 use super::payload::Payload;
 use super::server::{Gauge, Phase, PhaseWatch, Server, Settings, count};
+use super::tables::Tables;
 use super::transport::Transport;
 use crate::access::Peer;
 use crate::budget::{Claim, Grant};
@@ -27,7 +28,7 @@ where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     S: Store,
 {
-    let Some(_memory) = server.settings.purse.apart_for(limits::CONNECTION_HELD_LEN, Claim::First { held: 0 }) else {
+    let Some(memory) = server.settings.purse.apart_for(limits::CONNECTION_HELD_LEN, Claim::First { held: 0 }) else {
         count(&server.counters.connections_failed);
         return tracing::debug!("a connection was closed: those that are open take all of their memory");
     };
@@ -43,7 +44,8 @@ where
         Err(time::Elapsed) => return tracing::debug!("a connection sent no HTTP/2 preface in time"),
     };
     let calls = Gate::default();
-    if let Err(error) = drive(connection, &io, &server, &peer, &calls, &watch).await {
+    let tables = Tables::new(memory);
+    if let Err(error) = drive(connection, &io, tables, &server, &peer, &calls, &watch).await {
         failed(&server, &error);
     }
     // Why: the connection is gone and has told every stream; each call now notices and ends by itself.
@@ -111,6 +113,7 @@ async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
 async fn drive<T, S>(
     mut connection: Connection<Gathered<T>, Payload>,
     io: &Gathered<T>,
+    mut tables: Tables,
     server: &Rc<Server<S>>,
     peer: &Peer,
     calls: &Gate,
@@ -127,6 +130,7 @@ where
     let mut grace: Option<time::Sleep> = None;
     let shares = server.shares();
     let mut window: Option<Grant> = None;
+    let mut growth = Growth::default();
     shares.requests.allow_waiting(0);
     // Each poll is a turn: all that has come is read, all calls that came are started, all that they have said is sent.
     std::future::poll_fn(|context| {
@@ -153,9 +157,17 @@ where
             tracing::debug!("the calls of an old connection did not end in time and are cut");
             return Poll::Ready(Ok(()));
         }
+        if growth.asks_to_end() {
+            tracing::debug!(
+                "a connection is asked to end: there is no memory for what HTTP/2 remembers of its streams"
+            );
+            connection.graceful_shutdown();
+            farewell.get_or_insert_with(|| time::sleep(server.farewell.get()));
+        }
         loop {
             match connection.poll_accept(context) {
                 Poll::Ready(Some(Ok((request, respond)))) => {
+                    growth.accepted += 1;
                     if window.is_none() && grpc::is_long(&request) {
                         window = larger_window(&server.settings, &mut connection);
                         shares.requests.allow_waiting(waiting_max(server.settings.stream_window, &window));
@@ -180,13 +192,66 @@ where
             let _ = io.poll_send(context);
             return Poll::Ready(Ok(()));
         }
-        if let Poll::Ready(Err(error)) = io.poll_send(context) {
-            tracing::debug!(%error, "a connection broke");
-            return Poll::Ready(Ok(()));
+        growth.follow(&mut tables, shares.streams.count(), io, context);
+        match io.poll_send(context) {
+            Poll::Ready(Err(error)) => {
+                tracing::debug!(%error, "a connection broke");
+                return Poll::Ready(Ok(()));
+            }
+            Poll::Ready(Ok(())) => growth.accepted = 0,
+            Poll::Pending => {}
         }
         Poll::Pending
     })
     .await
+}
+
+/// Follows how HTTP/2's tables grow.
+#[derive(Default)]
+struct Growth {
+    /// Calls that came since all that was said has gone out. Why these: their answers may be what a client does not take, which
+    /// then keep their streams open though the calls are over.
+    accepted: usize,
+    /// How many streams had been reset when this was looked at.
+    resets: u64,
+    ending: Ending,
+}
+
+/// Whether a connection is asked to end, so that its tables grow no more.
+#[derive(Default, PartialEq, Eq)]
+enum Ending {
+    #[default]
+    No,
+    Wanted,
+    Asked,
+}
+
+impl Growth {
+    /// Charges what the tables have grown to; where there is no memory for it, the connection is asked to end in the next turn.
+    fn follow<T>(&mut self, tables: &mut Tables, open: usize, io: &Gathered<T>, context: &Context<'_>)
+    where
+        T: AsyncWrite + Unpin,
+    {
+        let resets = io.resets();
+        if self.accepted == 0 && self.resets == resets {
+            return;
+        }
+        self.resets = resets;
+        let open = open.max(self.accepted).min(limits::HTTP2_STREAMS_MAX as usize);
+        if !tables.cover(open, io.resets_remembered()) && self.ending == Ending::No {
+            self.ending = Ending::Wanted;
+            context.waker().wake_by_ref();
+        }
+    }
+
+    /// True once, when the client is to be asked.
+    fn asks_to_end(&mut self) -> bool {
+        let is_wanted = self.ending == Ending::Wanted;
+        if is_wanted {
+            self.ending = Ending::Asked;
+        }
+        is_wanted
+    }
 }
 
 /// A tenth more or less, by a random word: connections that began together do not end together.

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use super::tables::OpenStreams;
 use crate::budget::{Claim, Purse};
 use crate::limits;
 use crate::pure::memory_plan::Use;
@@ -294,6 +295,7 @@ impl Drop for Turn<'_> {
 pub struct Shares {
     pub requests: Share,
     pub replies: Share,
+    pub streams: OpenStreams,
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ pub mod methods;
 pub mod payload;
 pub mod responder;
 pub mod server;
+pub mod tables;
 pub mod tls;
 pub mod transport;
 pub mod trust;

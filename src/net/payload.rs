@@ -7,7 +7,7 @@ use std::rc::Rc;
 use bytes::{Buf, Bytes};
 
 use super::memory::Room;
-use crate::budget::Apart;
+use super::tables::OpenStream;
 use crate::limits;
 use crate::pure::grpc_frame::{PREFIX_LEN, prefix};
 
@@ -44,7 +44,7 @@ pub struct Rooms {
     pub request: Option<Rc<Room>>,
     pub reply: Option<Rc<Room>>,
     /// The call's own, which has room for small messages.
-    pub call: Option<Rc<Apart>>,
+    pub call: Option<Rc<OpenStream>>,
 }
 
 impl Payload {

@@ -18,7 +18,7 @@ use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use super::account::Account;
 use super::memory::{GaveWay, Room, Share};
 use super::payload::{Payload, Rooms, Shown};
-use crate::budget::Apart;
+use super::tables::OpenStream;
 use crate::limits;
 use crate::pure::grpc_frame::{self, Part};
 use crate::rt::time::{self, Sleep};
@@ -96,8 +96,8 @@ impl Responder {
     }
 
     /// Keeps the call's memory until its last message has gone out.
-    pub(super) fn charge(&self, memory: Option<Apart>) {
-        self.0.borrow_mut().rooms.call = memory.map(Rc::new);
+    pub(super) fn charge(&self, stream: OpenStream) {
+        self.0.borrow_mut().rooms.call = Some(Rc::new(stream));
     }
 
     /// Gives back what the reply does not need after all.

@@ -15,6 +15,7 @@ use super::http2;
 use super::memory::{Memory, Shares};
 use super::methods::GrpcCounters;
 use super::payload::Shown;
+use super::tables::OpenStreams;
 use super::tls::{self, Acceptors, TlsAcceptor, TlsStream};
 use super::transport::{Protocol, Transport};
 use super::trust::Trust;
@@ -325,7 +326,11 @@ impl<S: Store> Server<S> {
 
     /// The parts of a new connection.
     pub(super) fn shares(&self) -> Shares {
-        Shares { requests: self.request_memory.share(), replies: self.reply_memory.share() }
+        Shares {
+            requests: self.request_memory.share(),
+            replies: self.reply_memory.share(),
+            streams: OpenStreams::default(),
+        }
     }
 
     pub(super) fn watch_phase(&self) -> PhaseWatch {

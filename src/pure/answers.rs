@@ -1,6 +1,7 @@
-//! Counts the answers to PING and SETTINGS that an HTTP/2 peer makes us send, to tell when it does nothing else.
+//! Counts what an HTTP/2 peer makes us send: answers to PING and SETTINGS, to tell when it does nothing else, and resets of
+//! streams, which HTTP/2 remembers for a while.
 //!
-//! Why by what is sent: HTTP/2 answers these by itself, and shows nobody what came.
+//! Why by what is sent: HTTP/2 does these by itself, and shows nobody what came.
 
 use crate::limits;
 
@@ -9,6 +10,11 @@ const HEAD_LEN: usize = 9;
 /// Type and flags of the answers. Source: RFC 9113, 6.5 and 6.7.
 const SETTINGS_ACK: [u8; 2] = [4, 1];
 const PING_ACK: [u8; 2] = [6, 1];
+
+/// The type of a reset. Source: RFC 9113, 6.4.
+const RST_STREAM: u8 = 3;
+/// How long resets that are counted together may lie apart, and so how much too long they are counted at most.
+const RESETS_STEP_MS: u64 = limits::HTTP2_RESET_STREAM_KEEP_MS / 8;
 
 /// What one connection has been answered.
 #[derive(Debug, Default)]
@@ -21,6 +27,27 @@ pub struct Answers {
     count: u32,
     since_ms: u64,
     is_flood: bool,
+    resets: Resets,
+}
+
+/// How many streams were reset in each of the last steps.
+#[derive(Debug, Default)]
+struct Resets {
+    counts: [u32; 9],
+    /// The step that counts now.
+    step: u64,
+    /// Since the beginning.
+    all: u64,
+}
+
+impl Resets {
+    fn now(&mut self, now_ms: u64) -> &mut u32 {
+        let step = now_ms / RESETS_STEP_MS;
+        let len = self.counts.len() as u64;
+        (self.step + 1..=step).take(self.counts.len()).for_each(|gone| self.counts[(gone % len) as usize] = 0);
+        self.step = self.step.max(step);
+        &mut self.counts[(self.step % len) as usize]
+    }
 }
 
 impl Answers {
@@ -48,8 +75,24 @@ impl Answers {
         self.is_flood
     }
 
+    /// Streams that were reset since the beginning.
+    pub fn resets(&self) -> u64 {
+        self.resets.all
+    }
+
+    /// Of these, what HTTP/2 may still remember; never fewer than it does.
+    pub fn resets_remembered(&mut self, now_ms: u64) -> usize {
+        self.resets.now(now_ms);
+        let lately: u32 = self.resets.counts.iter().sum();
+        (lately as usize).min(limits::HTTP2_RESET_STREAMS_MAX)
+    }
+
     fn count(&mut self, kind: [u8; 2], now_ms: impl Fn() -> u64) {
         if kind != SETTINGS_ACK && kind != PING_ACK {
+            if kind[0] == RST_STREAM {
+                *self.resets.now(now_ms()) += 1;
+                self.resets.all += 1;
+            }
             self.count = 0;
             return;
         }
@@ -102,5 +145,33 @@ mod tests {
                 assert_eq!(answers.is_flood(), is_flood, "{what} in pieces of {piece}");
             }
         }
+    }
+
+    /// Goal: no reset is forgotten before HTTP/2 forgets it, and it is not counted much longer. Method: resets at many
+    /// distances, against a list of when each of them was; then more than HTTP/2 remembers.
+    #[test]
+    fn resets_are_counted_as_long_as_they_are_remembered() {
+        let keep_ms = limits::HTTP2_RESET_STREAM_KEEP_MS;
+        for distance_ms in [0, 1, 7, 400, 1250, 3000, keep_ms, 5 * keep_ms] {
+            let mut answers = Answers::default();
+            let mut times = Vec::new();
+            for i in 0..200 {
+                let now_ms = 5 + i * distance_ms;
+                answers.pass(&frame(RST_STREAM, 0, 4), || now_ms);
+                answers.pass(&frame(0, 0, 40), || panic!("other frames need no clock"));
+                times.push(now_ms);
+                let younger = |than_ms: u64| times.iter().filter(|&&time| time + than_ms >= now_ms).count();
+                let counted = answers.resets_remembered(now_ms);
+                assert!(
+                    counted >= younger(keep_ms) && counted <= younger(keep_ms + RESETS_STEP_MS),
+                    "{distance_ms}, {i}"
+                );
+            }
+            assert_eq!(answers.resets(), 200);
+            assert_eq!(answers.resets_remembered(5 + 200 * distance_ms + 2 * keep_ms), 0);
+        }
+        let mut answers = Answers::default();
+        answers.pass(&frame(RST_STREAM, 0, 4).repeat(5000), || 7);
+        assert_eq!((answers.resets(), answers.resets_remembered(8)), (5000, limits::HTTP2_RESET_STREAMS_MAX));
     }
 }

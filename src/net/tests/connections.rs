@@ -345,3 +345,51 @@ fn accepts_up_to_the_limit() {
         harness.until("all have ended", || load.connections() == 0).await;
     });
 }
+
+/// Goal: what HTTP/2 remembers of streams that were cut off is charged to their connection, to its end. Method: 200 Writes with a
+/// name that is none, each answered before its end.
+#[test]
+fn cut_off_streams_are_charged() {
+    with_server(async |harness| {
+        let purse = &harness.server.settings.purse;
+        let mut client = harness.connect().await;
+        for _ in 0..200 {
+            let mut call = client.start(WRITE, &[]).await;
+            call.send(frames(&upload("nothing", b"1234", 4, 0)), false);
+            call.answer().await.expect(Code::InvalidArgument, "resource_name");
+        }
+        let rows = 200usize.next_power_of_two() - limits::HTTP2_ROWS_FIRST;
+        let charged = limits::CONNECTION_HELD_LEN + rows as u64 * limits::HTTP2_ROW_LEN;
+        harness.until("the calls are over", || purse.apart() <= charged).await;
+        assert_eq!(purse.apart(), charged);
+        drop(client);
+        harness.until("all is given back", || purse.apart() == 0).await;
+    });
+}
+
+/// Goal: a connection whose cut-off streams find no memory is asked to end, so that there are no more of them, and its client
+/// goes on with another. Method: as above, with memory for 256 of them.
+#[test]
+fn cut_off_streams_without_memory_end_the_connection() {
+    let purse = Purse::alone(256 << 10);
+    with_options(Settings { purse: purse.clone(), ..settings() }, Options::default(), async |harness| {
+        for _ in 0..3 {
+            let mut client = harness.connect().await;
+            let mut served = 0;
+            while std::future::poll_fn(|context| client.send.poll_ready(context)).await.is_ok() {
+                let mut call = client.start(WRITE, &[]).await;
+                call.send(frames(&upload("nothing", b"1234", 4, 0)), false);
+                let answer = call.answer().await;
+                if answer.http == 0 {
+                    break;
+                }
+                answer.expect(Code::InvalidArgument, "resource_name");
+                served += 1;
+                assert!(purse.apart() < 192 << 10);
+            }
+            assert!((200..400).contains(&served), "{served} calls were answered");
+            drop(client);
+            harness.until("all is given back", || purse.apart() == 0).await;
+        }
+    });
+}
