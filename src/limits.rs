@@ -216,6 +216,9 @@ pub const HTTP_CONNECTIONS_MAX: usize = 4_096;
 pub const HTTP_HEAD_LEN_MAX: usize = 32 << 10;
 /// Bytes that an HTTP/1.1 connection reads ahead of its handler at most, and that one read brings.
 pub const HTTP_BUFFER_LEN: usize = 64 << 10;
+/// Memory that an open HTTP/1.1 connection is counted with, in bytes: what it has read ahead, the head of its request, and of its
+/// answer.
+pub const HTTP_CONNECTION_HELD_LEN: u64 = (HTTP_BUFFER_LEN + HTTP_HEAD_LEN_MAX + (16 << 10)) as u64;
 /// How long an HTTP/1.1 connection may be idle between requests. Why above a minute: Prometheus scrapes as often.
 pub const HTTP_IDLE_MS: u64 = 150_000;
 /// How long the head of a request may take, from its first byte to its last.

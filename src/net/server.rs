@@ -249,7 +249,7 @@ impl<S: Store> Server<S> {
             Kind::Grpc => http2::serve(io, peer, self).await,
             Kind::Http => http1::serve(io, peer, self).await,
             Kind::Both => {
-                // HTTP/2 counts its own.
+                // What is spoken counts its own.
                 let Some(memory) = self.settings.purse.apart_for(limits::CONNECTION_HELD_LEN, Claim::First { held: 0 })
                 else {
                     return count(&self.counters.connections_failed);
@@ -260,8 +260,8 @@ impl<S: Store> Server<S> {
                         http2::serve(io, peer, self).await;
                     }
                     Ok(Ok(Some(Protocol::Http1))) => {
-                        http1::serve(io, peer, self).await;
                         drop(memory);
+                        http1::serve(io, peer, self).await;
                     }
                     Ok(Ok(None) | Err(_)) | Err(time::Elapsed) => tracing::debug!("a connection said nothing"),
                 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use http::{Method, StatusCode};
 use hyper::body::{Frame, SizeHint};
 
@@ -13,6 +13,7 @@ use super::super::memory::Room;
 use super::counters::{Handler, HttpCounters, method_label};
 use super::io::InRequest;
 use crate::access::Origin;
+use crate::budget::Apart;
 use crate::rt::{self, BusyGuard, time};
 use crate::store::{Blob, BlobStream, StoreError};
 
@@ -31,7 +32,7 @@ pub struct Exchange {
     is_whole: bool,
     started: Instant,
     /// Memory that the answer may hold until it has gone out.
-    room: Option<Room>,
+    hold: Option<Rc<Hold>>,
     _busy: BusyGuard,
     request: Rc<InRequest>,
 }
@@ -58,7 +59,7 @@ impl Exchange {
             sent: 0,
             is_whole: false,
             started: time::now(),
-            room: None,
+            hold: None,
             _busy: rt::busy(),
             request: Rc::new(request),
         }
@@ -79,8 +80,8 @@ impl Exchange {
     }
 
     /// Keeps what the answer is accounted to.
-    pub fn keep(&mut self, room: Option<Room>) {
-        self.room = room;
+    pub fn keep(&mut self, hold: Option<Hold>) {
+        self.hold = hold.map(Rc::new);
     }
 
     fn sent(&mut self, bytes: usize) {
@@ -99,6 +100,35 @@ impl Drop for Exchange {
         let (method, received, sent, ms) = (&self.method, self.received, self.sent, time.as_secs_f64() * 1e3);
         let (end, origin) = (if self.is_whole { self.code.as_str() } else { "cut" }, self.origin);
         tracing::info!(target: "access", "{method} {path} {end} from={origin} in={received} out={sent} {ms:.3}ms");
+    }
+}
+
+/// What an answer is accounted to.
+pub enum Hold {
+    Room { _room: Room },
+    Apart { _apart: Apart },
+}
+
+/// Bytes of an answer on their way out.
+///
+/// Why with what they are accounted to: hyper lets go of the body when it has taken the last of it, and keeps that until its
+/// client takes it.
+pub struct Piece {
+    bytes: Bytes,
+    _hold: Option<Rc<Hold>>,
+}
+
+impl Buf for Piece {
+    fn remaining(&self) -> usize {
+        self.bytes.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.bytes.chunk()
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
     }
 }
 
@@ -140,13 +170,13 @@ impl Body {
 }
 
 impl hyper::body::Body for Body {
-    type Data = Bytes;
+    type Data = Piece;
     type Error = StoreError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, StoreError>>> {
+    ) -> Poll<Option<Result<Frame<Piece>, StoreError>>> {
         let Self { content, exchange } = &mut *self;
         let data = match content {
             Content::Whole(bytes) => Some(std::mem::take(bytes)).filter(|bytes| !bytes.is_empty()),
@@ -171,7 +201,8 @@ impl hyper::body::Body for Body {
             Content::Stream { left: None, .. } => data.is_none(),
         };
         exchange.sent(data.as_ref().map_or(0, Bytes::len));
-        Poll::Ready(data.map(|data| Ok(Frame::data(data))))
+        let hold = &exchange.hold;
+        Poll::Ready(data.map(|bytes| Ok(Frame::data(Piece { bytes, _hold: hold.clone() }))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -204,7 +235,7 @@ mod tests {
         let mut body = Box::pin(body);
         let mut len = 0;
         while let Some(frame) = std::future::poll_fn(|context| body.as_mut().poll_frame(context)).await {
-            len += frame?.data_ref().map_or(0, Bytes::len);
+            len += frame?.data_ref().map_or(0, Piece::remaining);
         }
         Ok(len)
     }

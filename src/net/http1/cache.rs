@@ -15,7 +15,7 @@ use hyper::body::Body as _;
 
 use super::super::memory::{GaveWay, Room, Share, Shares};
 use super::super::server::Server;
-use super::body::{Body, Exchange};
+use super::body::{Body, Exchange, Hold};
 use super::counters::HttpCounters;
 use super::io::InRequest;
 use super::routes::{JSON, text};
@@ -52,7 +52,7 @@ pub async fn get<S: Store>(
     };
     let mut replies = Holding { share: shares.replies.clone(), room: None };
     let found = http_cache::get(&server.services, target, wants, &mut replies).await;
-    exchange.keep(replies.room);
+    exchange.keep(replies.room.map(|room| Hold::Room { _room: room }));
     match found {
         Ok(found) => respond(found, wants.is_head, exchange),
         Err(refusal) => refuse(refusal, exchange),

@@ -18,6 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::server::{Gauge, Phase, Server};
 use super::transport::Transport;
 use crate::access::Peer;
+use crate::budget::Claim;
 use crate::limits;
 use crate::rt::time::{self, Sleep};
 use crate::store::Store;
@@ -57,6 +58,11 @@ where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     S: Store,
 {
+    let memory = server.settings.purse.apart_for(limits::HTTP_CONNECTION_HELD_LEN, Claim::First { held: 0 });
+    let Some(_memory) = memory else {
+        server.counters.http.failed.count();
+        return tracing::debug!("a connection was closed: those that are open take all of their memory");
+    };
     let _open = Gauge::enter(&server.counters.http.connections);
     let phases = server.watch_phase();
     let watch = Rc::new(Watch::default());

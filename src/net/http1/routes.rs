@@ -16,11 +16,12 @@ use super::super::credential;
 use super::super::memory::Shares;
 use super::super::server::Server;
 use super::super::trust::is_unplaced;
-use super::body::{Body, Exchange};
+use super::body::{Body, Exchange, Hold};
 use super::cache;
 use super::counters::Handler;
 use super::io::InRequest;
 use crate::access::{Peer, Role};
+use crate::budget::Claim;
 use crate::pure::http_cache::Target;
 use crate::pure::json::Json;
 use crate::pure::scope::Scope;
@@ -94,9 +95,11 @@ pub async fn answer<S: Store>(
             // Source: bazel-remote's text.
             text(StatusCode::NOT_FOUND, "Endpoint metrics are not enabled on this server.".to_owned(), exchange)
         }
-        (Handler::Metrics, _) => whole(PROMETHEUS, server.exporter.metrics().await, &head.method, exchange),
-        (Handler::Status, _) => whole(JSON, server.exporter.status().await, &head.method, exchange),
-        (Handler::Page, _) if path == OVERVIEW => whole(JSON, server.exporter.overview().await, &head.method, exchange),
+        (Handler::Metrics, _) => figures(&server, PROMETHEUS, server.exporter.metrics().await, &head.method, exchange),
+        (Handler::Status, _) => figures(&server, JSON, server.exporter.status().await, &head.method, exchange),
+        (Handler::Page, _) if path == OVERVIEW => {
+            figures(&server, JSON, server.exporter.overview().await, &head.method, exchange)
+        }
         (Handler::Page, _) => page(&head.method, exchange),
         (Handler::Get | Handler::Head, Some(target)) => cache::get(&server, target, &head, &shares, exchange).await,
         (Handler::Put, Some(target)) => cache::put(&server, role, target, &head, body, &shares, exchange).await,
@@ -186,6 +189,22 @@ fn page(method: &Method, exchange: Exchange) -> Response<Body> {
     let mut response = whole(HTML, Bytes::from_static(include_bytes!("page.html")), method, exchange);
     response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY));
     response
+}
+
+/// Figures, if there is memory to keep them until they have gone out. Why it does not wait: figures are of their moment.
+fn figures<S>(
+    server: &Server<S>,
+    content_type: HeaderValue,
+    figures: Bytes,
+    method: &Method,
+    mut exchange: Exchange,
+) -> Response<Body> {
+    let Some(apart) = server.settings.purse.apart_for(figures.len() as u64, Claim::First { held: 0 }) else {
+        let reason = "answers that their clients do not take have all of the memory that they may".to_owned();
+        return text(StatusCode::SERVICE_UNAVAILABLE, reason, exchange);
+    };
+    exchange.keep(Some(Hold::Apart { _apart: apart }));
+    whole(content_type, figures, method, exchange)
 }
 
 fn whole(content_type: HeaderValue, text: Bytes, method: &Method, exchange: Exchange) -> Response<Body> {

@@ -2,6 +2,7 @@
 
 use super::super::http1::Patience;
 use super::*;
+use crate::budget::Claim;
 use crate::limits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
@@ -208,5 +209,32 @@ fn drains() {
         assert_eq!(idle.rest().await, b"");
         assert_eq!(asking.rest().await, b"");
         time::timeout(Duration::from_secs(5), harness.server.drained()).await.unwrap();
+    });
+}
+
+/// Goal: an answer stays charged until its client has taken it, though the request is over, and so is the connection. Method: a blob
+/// and figures that a client does not read.
+#[test]
+fn unread_answers_stay_charged() {
+    with_server(async |harness| {
+        let blob = bytes(300_000);
+        let digest = harness.store.fake.add(blob.clone());
+        let purse = &harness.server.settings.purse;
+        let mut client = Raw::connect(harness);
+        client.send(format!("GET /cas/{} HTTP/1.1\r\nhost: cache\r\n\r\n", digest.hash).as_bytes()).await;
+        harness.until("the request is over", || harness.server.asked() == (1, 0)).await;
+        assert!(harness.server.reply_memory.held() >= blob.len());
+        assert_eq!(purse.apart(), limits::HTTP_CONNECTION_HELD_LEN);
+        let reply = client.reply(false).await;
+        assert!(reply.code == 200 && reply.body == blob);
+        harness.until("it has gone out", || harness.server.reply_memory.held() == 0).await;
+        drop(client);
+        harness.until("all is given back", || purse.apart() == 0).await;
+        let rest = purse.apart_for((PEERS / 4 * 3) - limits::HTTP_CONNECTION_HELD_LEN, Claim::First { held: 0 });
+        let mut client = Raw::connect(harness);
+        assert_eq!(client.ask("GET", "/status").await.code, 503);
+        assert_eq!(Raw::connect(harness).rest().await, b"", "there is no memory for another connection");
+        drop(rest);
+        assert_eq!(client.ask("GET", "/status").await.code, 200);
     });
 }
