@@ -339,7 +339,7 @@ fn writes_fit(plan: &MemoryPlan) -> u32 {
 }
 
 /// What the memory limit means, part by part, and the worst case of each thing that a peer can do.
-fn announce_memory(config: &Config, plan: &MemoryPlan, write_slots: u32) {
+fn announce_memory(config: &Config, plan: &MemoryPlan, write_slots: u32, max_size: u64) {
     let mib = |bytes: u64| bytes >> 20;
     let share = |used: Use| mib(used.share_of(plan.peers));
     tracing::info!(
@@ -360,10 +360,26 @@ fn announce_memory(config: &Config, plan: &MemoryPlan, write_slots: u32) {
         share(Use::Windows),
         mib(plan.parked()),
     );
+    let (index_max, foreseen) = (plan.index_max(), max_size / limits::ENTRY_LEN_EXPECTED * limits::INDEX_ENTRY_LEN);
     tracing::info!(
-        "at most: an idle connection {} KiB, an open call {} KiB besides its messages, an upload {} KiB, a read {} KiB; \
+        "index: grows out of what is for peers, which has room for {} million entries; a full cache with blobs of {} KiB needs {} MiB",
+        index_max / limits::INDEX_ENTRY_LEN / 1_000_000,
+        limits::ENTRY_LEN_EXPECTED >> 10,
+        mib(foreseen),
+    );
+    if foreseen > index_max / 2 {
+        tracing::warn!(
+            "--max_size {max_size}: the index of a full cache takes about {} MiB, more than half of the {} that --memory_limit has for it \
+             and for clients: raise --memory_limit, or lower --max_size",
+            mib(foreseen),
+            mib(index_max),
+        );
+    }
+    tracing::info!(
+        "at most: a connection {} KiB and {} KiB for each 16 calls that it has had at a time, an open call {} KiB besides its messages, an upload {} KiB, a read {} KiB; \
          windows: {} KiB a stream, 64 to {} KiB a connection",
         limits::CONNECTION_HELD_LEN >> 10,
+        (16 * (limits::HTTP2_ROW_LEN + limits::HTTP2_FRAMES_LEN)) >> 10,
         limits::CALL_HELD_LEN >> 10,
         limits::WRITE_HELD_LEN >> 10,
         limits::READ_HELD_LEN >> 10,
@@ -442,7 +458,7 @@ fn announce(config: &Config, plan: &MemoryPlan, write_slots: u32, volume: &Volum
             "{lost} of {segments} segments of the cache are damaged, or are those of another one: what stood in them is lost"
         );
     }
-    announce_memory(config, plan, write_slots);
+    announce_memory(config, plan, write_slots, volume.max_size());
     announce_access(config, [&grpc, &http].into_iter().flatten());
     for backend in config.backends.iter().flat_map(|settings| settings.backends.iter()) {
         let target = &backend.buckets[0].target;

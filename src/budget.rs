@@ -19,6 +19,8 @@ struct Central {
     plan: MemoryPlan,
     /// Bytes of connections and calls.
     apart: AtomicU64,
+    /// Bytes of the index.
+    index: AtomicU64,
     /// Bytes that the cores have taken for each use, spare ones included.
     used: [AtomicU64; Use::ALL.len()],
     /// What a core takes at a time, and what all of them may keep for one use, in bytes.
@@ -40,6 +42,7 @@ struct Local {
     tls: Cell<u64>,
     /// Of `apart`, what the others know of.
     apart_told: Cell<u64>,
+    index: Cell<u64>,
 }
 
 /// How urgent a grant is.
@@ -74,7 +77,7 @@ impl Budget {
         let chunk = (plan.peers / (cores as u64 * 256)).min(1 << 20);
         let used = [const { AtomicU64::new(0) }; Use::ALL.len()];
         let idle_max = 2 * cores as u64 * chunk;
-        Self(Arc::new(Central { plan, apart: AtomicU64::new(0), used, chunk, idle_max }))
+        Self(Arc::new(Central { plan, apart: AtomicU64::new(0), index: AtomicU64::new(0), used, chunk, idle_max }))
     }
 
     pub fn plan(&self) -> MemoryPlan {
@@ -91,12 +94,23 @@ impl Budget {
             apart: Cell::new(0),
             tls: Cell::new(0),
             apart_told: Cell::new(0),
+            index: Cell::new(0),
         }))
     }
 
-    /// Bytes that `used` may take now: a share of what connections and calls leave.
+    /// Bytes of the index, on all cores.
+    pub fn index(&self) -> u64 {
+        self.0.index.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that the index leaves to peers.
+    fn left(&self) -> u64 {
+        self.0.plan.left_by_index(self.index())
+    }
+
+    /// Bytes that `used` may take now: a share of what the index, connections and calls leave.
     fn share(&self, used: Use) -> u64 {
-        used.share_of(self.0.plan.peers.saturating_sub(self.0.apart.load(Ordering::Relaxed)))
+        used.share_of(self.left().saturating_sub(self.0.apart.load(Ordering::Relaxed)))
     }
 
     fn take(&self, used: Use, len: u64, claim: Claim) -> bool {
@@ -120,7 +134,15 @@ impl Purse {
     pub fn alone(peers: u64) -> Self {
         let plan = MemoryPlan { limit: peers, hot: 0, fixed: 0, buffers: 0, reads: 0, flights: 0, peers };
         let used = [const { AtomicU64::new(0) }; Use::ALL.len()];
-        Budget(Arc::new(Central { plan, apart: AtomicU64::new(0), used, chunk: 0, idle_max: 0 })).purse(true)
+        Budget(Arc::new(Central {
+            plan,
+            apart: AtomicU64::new(0),
+            index: AtomicU64::new(0),
+            used,
+            chunk: 0,
+            idle_max: 0,
+        }))
+        .purse(true)
     }
 
     /// True when no other core can give anything back.
@@ -212,7 +234,7 @@ impl Purse {
     pub fn set_apart(&self, len: u64, claim: Claim) -> bool {
         let Local { budget, apart, .. } = &*self.0;
         let others = budget.0.apart.load(Ordering::Relaxed).saturating_sub(self.0.apart_told.get());
-        let max = budget.0.plan.apart_max();
+        let max = MemoryPlan::apart_of(budget.left());
         let max = match claim {
             Claim::First { held: 0 } => max,
             Claim::First { .. } => max / 16 * 15,
@@ -230,6 +252,14 @@ impl Purse {
     pub fn rejoin(&self, len: u64) {
         self.0.apart.set(self.0.apart.get() - len);
         self.tell_apart();
+    }
+
+    /// Bytes that this core's part of the index takes from now on. Peers have what it leaves.
+    pub fn set_index(&self, len: u64) {
+        let Local { budget, index, .. } = &*self.0;
+        let before = index.replace(len);
+        // Wraps around when it has shrunk, as the sum of all cores does not.
+        budget.0.index.fetch_add(len.wrapping_sub(before), Ordering::Relaxed);
     }
 
     fn tell_apart(&self) {
@@ -333,6 +363,27 @@ mod tests {
         one.rejoin(800);
         two.rejoin(400);
         assert_eq!((one.share(Use::Replies), one.apart(), two.apart()), (400, 0, 0));
+    }
+
+    /// Goal: peers have what the index leaves, of both cores, and an eighth of the limit in any case. Method: indexes that grow and
+    /// shrink.
+    #[test]
+    fn the_index_leaves_less() {
+        let plan = MemoryPlan { limit: 3200, hot: 0, fixed: 0, buffers: 0, reads: 0, flights: 0, peers: 1600 };
+        let budget = Budget::new(plan, 2);
+        let [one, two] = [budget.purse(false), budget.purse(false)];
+        one.set_index(500);
+        two.set_index(300);
+        assert_eq!((budget.index(), two.share(Use::Replies)), (800, 200));
+        let first = Claim::First { held: 0 };
+        assert!(two.set_apart(600, first) && !two.set_apart(1, first));
+        one.set_index(5000);
+        assert_eq!((two.share(Use::Replies), two.set_apart(1, first)), (0, false));
+        two.rejoin(600);
+        assert_eq!(two.share(Use::Replies), 100);
+        one.set_index(0);
+        two.set_index(0);
+        assert_eq!((budget.index(), one.share(Use::Replies)), (0, 400));
     }
 
     /// Goal: the first claim is granted whatever its size when nobody else has anything, so that nobody waits for ever.

@@ -379,6 +379,17 @@ pub const SEGMENTS_PER_SHARD_MIN: u64 = 4;
 /// Threads that read segment headers at start-up.
 pub const HEADER_READERS: usize = 16;
 
+// The index.
+
+/// Memory for an entry of the index, in bytes: 18 to 24.
+pub const INDEX_ENTRY_LEN: u64 = 20;
+/// Memory for a large blob besides, in bytes: an entry of a table that is half empty at worst, and the list of its chunks.
+pub const INDEX_LARGE_LEN: u64 = 192;
+/// Bytes at rest of an entry of the cache, on the average, as the start foresees the index.
+pub const ENTRY_LEN_EXPECTED: u64 = 32 << 10;
+/// How often a core looks how long its part of the index is.
+pub const INDEX_LOOK: Duration = Duration::from_millis(500);
+
 // Purges.
 
 /// Headers of records that a purge reads at a time on one core, and keys that it removes with one sync.

@@ -12,7 +12,7 @@ use crate::backend::ledger;
 use crate::backend::mesh::MeshPort;
 use crate::backend::tls::Trust as Authorities;
 use crate::backend::{Backends, Owner};
-use crate::budget::Budget;
+use crate::budget::{Budget, Purse};
 use crate::config::Config;
 use crate::kept::{self, Reloads, Watched};
 use crate::limits;
@@ -193,6 +193,7 @@ pub async fn run(kit: Kit) {
     }
     let orphans = if core == 0 { orphans(&config).await } else { Vec::new() };
     let purse = budget.purse(cores == 1);
+    let index_purse = purse.clone();
     // A quarter of a core's buffers is for reading sockets, one for large writes, the rest for the drive.
     let buffers = share(budget.plan().buffers);
     rt::tcp::read_ahead(buffers / 4);
@@ -253,6 +254,7 @@ pub async fn run(kit: Kit) {
             changing.apply(&live);
         }
     });
+    rt::spawn(follow_index(disk.clone(), budget.clone(), index_purse, is_first, shutdown.clone()));
     let counting = Rc::new(Counting {
         core,
         load,
@@ -386,6 +388,38 @@ async fn orphans(config: &Config) -> Vec<(String, usize)> {
         );
     }
     found
+}
+
+/// Tells the budget how long this core's part of the index is, until the end begins.
+///
+/// Why by looking: entries come and go with each write, and what is left for clients need not be right at every moment.
+async fn follow_index(disk: Disk, budget: Budget, purse: Purse, is_first: bool, shutdown: Shutdown) {
+    let (mib, max) = (|bytes: u64| bytes >> 20, budget.plan().index_max());
+    let (mut is_half, mut is_over) = (false, false);
+    loop {
+        purse.set_index(disk.index_bytes());
+        let index = budget.index();
+        let told = is_first && (index > max && !is_over || index > max / 2 && !is_half);
+        (is_half, is_over) = (is_half || index > max / 2, is_over || index > max);
+        if told {
+            let remedy = "raise --memory_limit, or lower --max_size";
+            match is_over {
+                true => tracing::error!(
+                    "the index takes {} MiB, and --memory_limit has room for {}: the process takes more than its limit. Do {remedy}",
+                    mib(index),
+                    mib(max),
+                ),
+                false => tracing::warn!(
+                    "the index takes {} MiB, more than half of what --memory_limit has for it and for clients ({}): {remedy}",
+                    mib(index),
+                    mib(max),
+                ),
+            }
+        }
+        if let Either::Right(()) = rt::time::race(rt::time::sleep(limits::INDEX_LOOK), shutdown.wait()).await {
+            return;
+        }
+    }
 }
 
 /// Answers who collects metrics, for as long as this core runs.

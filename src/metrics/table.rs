@@ -85,8 +85,8 @@ table! {
     DiskCacheLargeBlobs: Ours Gauge Count "disk_cache_large_blobs" []
         "Those of the entries that are kept in chunks, as they are larger than 256 KiB."
     DiskCacheIndex: Ours Gauge Bytes "disk_cache_index_bytes" []
-        "Memory that the index of the disk cache takes, outside of --memory_limit. Plan for it: about 20 bytes for \
-         each entry."
+        "Memory that the index of the disk cache takes, with the lists of large blobs. It grows out of what --memory_limit has \
+         for clients: plan for about 20 bytes for each entry, and 192 for each large blob."
     DiskCacheRecoveringShards: Ours Gauge Count "disk_cache_recovering_shards" []
         "Shards that are still being read in after a start; requests for them wait. If it stays above 0 for minutes, \
          the drive is slow."
@@ -162,7 +162,7 @@ table! {
     RamCacheEntries: Ours Gauge Count "ram_cache_entries" []
         "Records in memory."
     MemoryHeld: Ours Gauge Bytes "memory_held_bytes" ["use"]
-        "Memory held for what clients do, by use: connections with their calls, TLS, requests, replies until they have gone \
+        "Memory held for what clients do, by use: the index, connections with their calls, TLS, requests, replies until they have gone \
          out, writes with their open frames, decoders, windows, parked uploads, and hot records. At its share of the limit each makes clients wait: raise \
          --memory_limit, or lower their concurrency."
     MemoryLimit: Ours Gauge Bytes "memory_limit_bytes" []

@@ -7,9 +7,11 @@
 //! | buffers | a sixteenth | spare disk buffers, read-ahead, what few large writes stage beyond their share |
 //! | reads | a 32nd | what is being read from the drive, also for clients that have gone; registered with the kernel |
 //! | flights | an eighth with backends, else nothing | what is read through, until it has landed |
-//! | peers | all the rest | connections and calls, and, of what they leave, a share for each `Use` |
+//! | peers | all the rest | the index, connections and calls, and, of what they leave, a share for each `Use` |
 //!
-//! So the worst case is the sum of the parts, whatever the peers do: many connections leave less for each of the uses.
+//! So the worst case is the sum of the parts, whatever the peers do: many entries of the cache leave less for connections and
+//! calls, and these less for each of the uses. An eighth of the limit is left by the index in any case, so that a server with
+//! more entries than it has memory for goes on to serve; it says so, and takes more than its limit then.
 
 use crate::limits;
 
@@ -85,15 +87,33 @@ impl MemoryPlan {
     pub fn new(limit: u64, hot: u64, flights: u64, cores: usize, shards: u16) -> Result<Self, TooSmall> {
         let fixed = PROCESS_LEN + cores as u64 * CORE_LEN + u64::from(shards) * SHARD_LEN;
         let (buffers, reads) = (limit / 16, limit / 32);
-        match limit.checked_sub(hot + fixed + buffers + reads + flights).filter(|&peers| peers >= limit / 8) {
+        match limit
+            .checked_sub(hot + fixed + buffers + reads + flights)
+            .filter(|&peers| peers >= limit / PEERS_PART_MIN)
+        {
             Some(peers) => Ok(Self { limit, hot, fixed, buffers, reads, flights, peers }),
             None => Err(TooSmall { limit, fixed, hot }),
         }
     }
 
-    /// What connections and calls may take of the peers' part; more are turned away.
+    /// What connections and calls may take of the peers' part, while the index is small; more are turned away.
     pub fn apart_max(&self) -> u64 {
-        self.peers / 4 * 3
+        Self::apart_of(self.peers)
+    }
+
+    /// The same of what the index leaves.
+    pub fn apart_of(left: u64) -> u64 {
+        left / 4 * 3
+    }
+
+    /// What an index of so many bytes leaves to peers.
+    pub fn left_by_index(&self, index: u64) -> u64 {
+        self.peers.saturating_sub(index).max(self.limit / PEERS_PART_MIN)
+    }
+
+    /// The longest index that fits into the limit.
+    pub fn index_max(&self) -> u64 {
+        self.peers.saturating_sub(self.limit / PEERS_PART_MIN)
     }
 
     /// What each of `cores` registers with the kernel, for its reads of the drive.
@@ -107,6 +127,8 @@ impl MemoryPlan {
     }
 }
 
+/// Peers have one in this many bytes of the limit, or the server does not start.
+const PEERS_PART_MIN: u64 = 8;
 /// Code, heap and stacks of the process without peers, measured at 14 MiB.
 const PROCESS_LEN: u64 = 20 << 20;
 /// A core's rings, stacks and tables.

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use bytes::{Bytes, BytesMut};
 
 use super::blob_disk::{self, Stored};
-use super::engine::{Core, Shard, VERSION_SHIFT};
+use super::engine::{Core, Shard, ShardState, VERSION_SHIFT};
 use super::geometry::Volume;
 use super::large::Closing;
 pub use super::large::{FrameInfo, Frames, LargeBlob, LargeWriter};
@@ -14,7 +14,7 @@ use super::log::{AppendError, Log, Record, Ticket, Urgency, Whereabouts};
 use super::pool::PoolPort;
 pub use super::purging::ActionCursor;
 use super::recover::{AGES_TAG, tomb_header};
-use crate::limits::{DISK_ALIGN, FRAME_LEN, SMALL_BLOB_LEN_MAX};
+use crate::limits::{self, DISK_ALIGN, FRAME_LEN, SMALL_BLOB_LEN_MAX};
 use crate::metrics::Snapshot;
 use crate::pure::digest::Hash;
 use crate::pure::index::Word;
@@ -368,13 +368,21 @@ impl Disk {
         self.0.meters.report(&self.stats(), into);
     }
 
+    /// Bytes of memory for what is in the cache: the index, and the lists of large blobs.
+    pub fn index_bytes(&self) -> u64 {
+        let bytes = |state: &mut ShardState| {
+            state.index.memory_bytes() as u64 + state.large.len() as u64 * limits::INDEX_LARGE_LEN
+        };
+        self.0.own_shards().map(|shard| shard.state.with(bytes)).sum()
+    }
+
     pub fn stats(&self) -> DiskStats {
         let mut stats = self.0.counters();
+        stats.index_bytes = self.index_bytes();
         for shard in self.0.own_shards() {
             shard.state.with(|state| {
                 stats.entries += state.index.len() as u64;
                 stats.large_blobs += state.large.len() as u64;
-                stats.index_bytes += state.index.memory_bytes() as u64;
                 let segments = state.generations.len() + state.chunks.segment_count();
                 stats.leased_bytes += segments as u64 * u64::from(self.0.layout.segment_len);
             });

@@ -90,6 +90,7 @@ impl Meters {
         into.add(Metric::DiskCacheEntries, stats.entries);
         into.add(Metric::DiskCacheLargeBlobs, stats.large_blobs);
         into.add(Metric::DiskCacheIndex, stats.index_bytes);
+        into.add_for(Metric::MemoryHeld, ["index"], stats.index_bytes);
         into.add(Metric::DiskCacheRecoveringShards, stats.recovering_shards);
         into.add_histogram(Metric::DiskCacheEntrySize, vec![], &self.entry_size);
         into.add(Metric::DiskCacheEvictedEntries, stats.evicted_entries);
