@@ -371,7 +371,9 @@ impl Pool {
             match found {
                 Ok(found) => {
                     addresses.found = found;
-                    let until = rt::time::now() + Duration::from_millis(BACKEND_ADDRESSES_KEEP_MS);
+                    // Why not longer than connections: whoever has them recycled wants to see a change by then.
+                    let keep = Duration::from_millis(BACKEND_ADDRESSES_KEEP_MS);
+                    let until = rt::time::now() + self.0.times.recycle.map_or(keep, |recycle| keep.min(recycle));
                     addresses.until = Some(until);
                 }
                 Err(error) => *lookup.failure.borrow_mut() = Some((error.kind(), error.to_string())),

@@ -19,7 +19,7 @@ use crate::pure::civil_time::{Civil, parse_http_date};
 use crate::pure::progress::Progress;
 use crate::pure::purge::{InstanceTag, Origin};
 use crate::pure::s3_message::{self, ErrorBody, ListedObject, Operation, Verdict};
-use crate::pure::sigv4::{self, Payload, Signer};
+use crate::pure::sigv4::{self, Payload, Scheme, Signer};
 use crate::rt;
 use crate::rt::local::Local;
 
@@ -250,7 +250,11 @@ impl Client {
         hooks: Hooks,
     ) -> Self {
         let times = PoolTimes { recycle: settings.conn_recycle, idle_max: settings.idle_conns_max };
-        let region = if settings.region.is_empty() { DEFAULT_REGION } else { &settings.region };
+        let region = match (settings.region.as_str(), settings.dialect) {
+            ("", Dialect::S3) => DEFAULT_REGION,
+            ("", Dialect::Google) => GOOGLE_REGION,
+            (region, _) => region,
+        };
         Self(Rc::new(Inner {
             authority: bucket.target.authority(),
             pool: Pool::new(bucket.target.clone(), tls, times),
@@ -359,7 +363,7 @@ impl Client {
         let mut settled = 0;
         loop {
             let answer = match self.call(&call, &body).await {
-                // It may not take its own header beside a signature of AWS' kind.
+                // What stands for it need not know its conditions.
                 Err(S3Error::Refused { status: 400, .. }) if self.0.settings.dialect == Dialect::Google => {
                     Answer::NotImplemented
                 }
@@ -559,7 +563,11 @@ impl Client {
                 let fits =
                     |signer: &SignerFor| signer.generation == current.generation && signer.signer.region() == region;
                 if !signer.as_ref().is_some_and(fits) {
-                    let fresh = Signer::new(credentials.clone(), &region);
+                    let scheme = match inner.settings.dialect {
+                        Dialect::S3 => Scheme::Aws,
+                        Dialect::Google => Scheme::Google,
+                    };
+                    let fresh = Signer::new(credentials.clone(), &region, scheme);
                     *signer = Some(SignerFor { generation: current.generation, signer: fresh });
                 }
                 let signer = signer.as_mut().expect("it was just made where it was missing");
@@ -613,6 +621,8 @@ impl Client {
 
 /// MinIO's, and the one that AWS takes from clients which do not know better.
 const DEFAULT_REGION: &str = "us-east-1";
+/// Google looks at no region.
+const GOOGLE_REGION: &str = "auto";
 /// The longest document that is read, in bytes: a page of a listing has 1,000 keys of at most 1 KiB.
 const DOCUMENT_MAX: usize = 4 << 20;
 /// Conflicts of one upload that are looked into.

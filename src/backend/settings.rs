@@ -89,7 +89,7 @@ pub struct Bucket {
 pub enum Dialect {
     /// AWS, and those that follow it.
     S3,
-    /// Google's XML API: its own header for conditional creation, no multipart.
+    /// Google's XML API: its own headers and signature, no multipart.
     Google,
 }
 

@@ -3,7 +3,10 @@
 //! S3 differs from other services: a path is percent-encoded once and never normalised, and the payload's hash is a
 //! header of its own.
 //!
-//! Source: AWS "Authenticating Requests: Using the Authorization Header (AWS Signature Version 4)".
+//! Google's own form differs in names alone. Its store takes Amazon's as well, but then refuses headers of its own beside them.
+//!
+//! Source: AWS "Authenticating Requests: Using the Authorization Header (AWS Signature Version 4)"; Google Cloud Storage
+//! "V4 signing process" and "HMAC keys".
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest as _, Sha256};
@@ -15,8 +18,49 @@ use super::secret::Secret;
 /// The payload is not signed. Only over TLS: nothing else would notice a changed byte before our own check.
 pub const UNSIGNED_PAYLOAD: &str = "UNSIGNED-PAYLOAD";
 
-const ALGORITHM: &str = "AWS4-HMAC-SHA256";
-const SERVICE: &str = "s3";
+/// Whose form of the signature.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheme {
+    Aws,
+    Google,
+}
+
+/// What differs between them.
+struct Names {
+    algorithm: &'static str,
+    /// In front of the secret.
+    secret: &'static str,
+    service: &'static str,
+    request: &'static str,
+    payload: &'static str,
+    date: &'static str,
+    token: &'static str,
+}
+
+impl Scheme {
+    const fn names(self) -> &'static Names {
+        match self {
+            Self::Aws => &Names {
+                algorithm: "AWS4-HMAC-SHA256",
+                secret: "AWS4",
+                service: "s3",
+                request: "aws4_request",
+                payload: "x-amz-content-sha256",
+                date: "x-amz-date",
+                token: "x-amz-security-token",
+            },
+            Self::Google => &Names {
+                algorithm: "GOOG4-HMAC-SHA256",
+                secret: "GOOG4",
+                service: "storage",
+                request: "goog4_request",
+                payload: "x-goog-content-sha256",
+                date: "x-goog-date",
+                token: "x-goog-security-token",
+            },
+        }
+    }
+}
 
 /// Who signs.
 #[derive(Clone, Debug)]
@@ -37,7 +81,7 @@ pub struct Target<'a> {
     pub query: &'a str,
 }
 
-/// What `x-amz-content-sha256` says.
+/// What `x-amz-content-sha256`, or Google's header in its place, says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Payload {
     /// The body's SHA-256. For a raw CAS object it is the digest's: nothing is hashed again.
@@ -62,6 +106,7 @@ impl Payload {
 pub struct Signer {
     credentials: Credentials,
     region: Box<str>,
+    scheme: Scheme,
     /// The day that `key` is for, `20130524`.
     day: String,
     key: Secret32,
@@ -77,8 +122,8 @@ impl std::fmt::Debug for Secret32 {
 }
 
 impl Signer {
-    pub fn new(credentials: Credentials, region: &str) -> Self {
-        Self { credentials, region: region.into(), day: String::new(), key: Secret32([0; 32]) }
+    pub fn new(credentials: Credentials, region: &str, scheme: Scheme) -> Self {
+        Self { credentials, region: region.into(), scheme, day: String::new(), key: Secret32([0; 32]) }
     }
 
     pub fn region(&self) -> &str {
@@ -86,7 +131,7 @@ impl Signer {
     }
 
     /// The headers that a request needs besides `headers`, the last one being `authorization`. `headers` are all that
-    /// are signed, lower-case, `host` among them; `x-amz-date`, `x-amz-content-sha256` and the session token are added.
+    /// are signed, lower-case, `host` among them; date, hash of the payload and session token are added.
     pub fn sign(
         &mut self,
         target: Target<'_>,
@@ -96,19 +141,21 @@ impl Signer {
     ) -> Vec<(&'static str, String)> {
         let date = now.basic();
         let payload = payload.text();
-        let mut added = vec![("x-amz-content-sha256", payload.clone()), ("x-amz-date", date.clone())];
+        let names_of = self.scheme.names();
+        let mut added = vec![(names_of.payload, payload.clone()), (names_of.date, date.clone())];
         if let Some(token) = &self.credentials.session_token {
-            added.push(("x-amz-security-token", token.reveal().to_owned()));
+            added.push((names_of.token, token.reveal().to_owned()));
         }
         let mut all: Vec<(&str, &str)> = headers.to_vec();
         all.extend(added.iter().map(|(name, value)| (*name, value.as_str())));
         let (request, names) = canonical_request(target, &mut all, &payload);
         self.derive_key(&date[..8]);
-        let scope = format!("{}/{}/{SERVICE}/aws4_request", self.day, self.region);
-        let to_sign = format!("{ALGORITHM}\n{date}\n{scope}\n{}", sha256(request.as_bytes()).to_hex());
+        let Names { algorithm, service, request: end, .. } = names_of;
+        let scope = format!("{}/{}/{service}/{end}", self.day, self.region);
+        let to_sign = format!("{algorithm}\n{date}\n{scope}\n{}", sha256(request.as_bytes()).to_hex());
         let signature = Hash(hmac(&self.key.0, to_sign.as_bytes())).to_hex();
         let id = &self.credentials.access_key_id;
-        let authorization = format!("{ALGORITHM} Credential={id}/{scope},SignedHeaders={names},Signature={signature}");
+        let authorization = format!("{algorithm} Credential={id}/{scope},SignedHeaders={names},Signature={signature}");
         added.push(("authorization", authorization));
         added
     }
@@ -117,8 +164,9 @@ impl Signer {
         if self.day == day {
             return;
         }
-        let secret = format!("AWS4{}", self.credentials.secret_access_key.reveal());
-        let parts = [day, &self.region, SERVICE, "aws4_request"];
+        let names = self.scheme.names();
+        let secret = format!("{}{}", names.secret, self.credentials.secret_access_key.reveal());
+        let parts = [day, &self.region, names.service, names.request];
         let start = hmac(secret.as_bytes(), parts[0].as_bytes());
         self.key = Secret32(parts[1..].iter().fold(start, |key, part| hmac(&key, part.as_bytes())));
         self.day = day.to_owned();
@@ -209,7 +257,7 @@ mod tests {
             secret_access_key: Secret::new("wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"),
             session_token: None,
         };
-        Signer::new(credentials, "us-east-1")
+        Signer::new(credentials, "us-east-1", Scheme::Aws)
     }
 
     const MAY_24_2013: u64 = 1_369_353_600;
@@ -302,7 +350,7 @@ mod tests {
             let mut signer = signer();
             signer.derive_key("20130524");
             let scope = "20130524/us-east-1/s3/aws4_request";
-            let to_sign = format!("{ALGORITHM}\n20130524T000000Z\n{scope}\n{request_hash}");
+            let to_sign = format!("AWS4-HMAC-SHA256\n20130524T000000Z\n{scope}\n{request_hash}");
             assert_eq!(Hash(hmac(&signer.key.0, to_sign.as_bytes())).to_hex(), seed);
         }
     }
