@@ -166,7 +166,8 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
     announce(&config, &plan, write_slots, &volume, &ports);
     let (pool, pool_ports) = pool::wire(&volume, count);
     let routers = router::wire(count);
-    let grpc_max = limits::CONNECTIONS_MAX.min((plan.apart_max() / limits::CONNECTION_HELD_LEN) as usize);
+    // Why not all of it: those that are open must still be able to call, and to send.
+    let grpc_max = limits::CONNECTIONS_MAX.min((plan.apart_max() / 16 * 13 / limits::CONNECTION_HELD_LEN) as usize);
     let connections = ConnectionsMax { grpc: grpc_max, http: limits::HTTP_CONNECTIONS_MAX };
     let (targets, inboxes) = accept::inboxes(count, connections);
     let facts = Facts {
@@ -376,10 +377,11 @@ fn announce_memory(config: &Config, plan: &MemoryPlan, write_slots: u32, max_siz
         );
     }
     tracing::info!(
-        "at most: a connection {} KiB and {} KiB for each 16 calls that it has had at a time, an open call {} KiB besides its messages, an upload {} KiB, a read {} KiB; \
+        "at most: a connection {} KiB, {} KiB for each 16 calls that it has had at a time, and {} KiB once it has sent much at a time; an open call {} KiB besides its messages, an upload {} KiB, a read {} KiB; \
          windows: {} KiB a stream, 64 to {} KiB a connection",
         limits::CONNECTION_HELD_LEN >> 10,
         (16 * (limits::HTTP2_ROW_LEN + limits::HTTP2_FRAMES_LEN)) >> 10,
+        limits::SENDING_HELD_LEN >> 10,
         limits::CALL_HELD_LEN >> 10,
         limits::WRITE_HELD_LEN >> 10,
         limits::READ_HELD_LEN >> 10,

@@ -78,6 +78,9 @@ pub const HTTP2_FRAME_LEN_MAX: u32 = 256 << 10;
 /// The largest header list that is accepted, in bytes as HTTP/2 counts them. RequestMetadata and an auth token fit
 /// several times over.
 pub const HTTP2_HEADER_LIST_LEN_MAX: u32 = 32 << 10;
+/// The longest frame of another kind than DATA, and the longest header block of several frames, in bytes. Why twice the list:
+/// encoding makes no list much longer. Longer ones end their connection (ENHANCE_YOUR_CALM).
+pub const HTTP2_OTHER_FRAME_LEN_MAX: usize = 2 * HTTP2_HEADER_LIST_LEN_MAX as usize;
 /// The window of a stream that is advertised by default, in bytes (`--grpc_initial_window_size`).
 pub const HTTP2_STREAM_WINDOW: u32 = 256 << 10;
 /// A connection's window until it uploads, and at least, in bytes. Source: RFC 9113, 6.9.2: no setting changes it.
@@ -163,9 +166,15 @@ pub const SMALL_MESSAGE_LEN: usize = 4 << 10;
 /// rows; and what is gathered for it when there is no memory.
 pub const CONNECTION_HELD_LEN: u64 =
     (30 << 10) + HTTP2_ROWS_FIRST as u64 * (HTTP2_ROW_LEN + HTTP2_FRAMES_LEN) + WRITE_COPIED_LEN_MIN as u64;
+/// Memory that it is counted with besides, in bytes, once it has sent a frame of more than `SMALL_MESSAGE_LEN`, unless there is
+/// memory for a larger window of it: what HTTP/2 gathers of a frame, and keeps room for from then on.
+pub const SENDING_HELD_LEN: u64 = 64 << 10;
 /// Memory that an open call is counted with besides its messages, in bytes: its handler's state, its headers, what HTTP/2
 /// knows of its stream, and a small request and reply.
 pub const CALL_HELD_LEN: u64 = 16 << 10;
+/// What is kept of a call's headers, in bytes: the request's metadata as they stand, and the start of each name in them.
+pub const CALLER_METADATA_LEN_MAX: usize = 2 << 10;
+pub const CALLER_NAME_LEN_MAX: usize = 256;
 /// Calls of a connection that may take the memory which is kept for those who have few.
 pub const CALLS_FIRST_MAX: usize = 8;
 /// How often whoever waits for memory looks whether another core has given some back.
@@ -206,6 +215,9 @@ pub const RESOURCE_NAME_LEN_MAX: usize = 4096;
 pub const READ_PIECE_LEN_MAX: usize = 1 << 20;
 
 const _: () = assert!(READ_PIECE_LEN_MAX < REPLY_LEN_MAX && FRAME_LEN <= READ_PIECE_LEN_MAX);
+const _: () = assert!(
+    HTTP2_CONNECTION_WINDOW_MIN as u64 <= SENDING_HELD_LEN && HTTP2_OTHER_FRAME_LEN_MAX as u64 <= SENDING_HELD_LEN
+);
 const _: () = assert!(3 * SMALL_MESSAGE_LEN as u64 <= CALL_HELD_LEN && CONNECTION_HELD_LEN <= 64 << 10);
 const _: () = assert!(ACTION_RESULT_LEN_MAX <= ACTION_HELD_LEN);
 /// gRPC connections that the server holds at a time; more are closed at once.

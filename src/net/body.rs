@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use h2::RecvStream;
-use http::HeaderMap;
 
 use super::memory::{GaveWay, Room, Share};
-use super::metadata;
+use super::metadata::Caller;
 use super::responder::Responder;
 use crate::limits;
 use crate::pure::grpc_frame::{Deframer, FrameError, Part};
@@ -182,7 +181,7 @@ fn frame_status(error: FrameError) -> Status {
 /// The request messages of a client-streaming call.
 pub struct RequestStream {
     pub body: Body,
-    pub headers: HeaderMap,
+    pub caller: Caller,
     pub responder: Responder,
 }
 
@@ -210,11 +209,11 @@ impl Incoming for RequestStream {
     }
 
     fn tool(&self) -> Tool {
-        metadata::tool(&self.headers)
+        self.caller.tool()
     }
 
     fn user_agent(&self) -> String {
-        metadata::user_agent(&self.headers)
+        self.caller.user_agent()
     }
 
     fn note_resource(&mut self, name: fmt::Arguments<'_>) {

@@ -17,9 +17,11 @@ use bytes::{Buf as _, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::payload::{Rooms, Shown};
+use super::sending::Sending;
 use crate::budget::{Apart, Claim, Purse};
 use crate::limits;
 use crate::pure::answers::Answers;
+use crate::pure::partial_frame::PartialFrame;
 use crate::rt::time;
 
 /// Buffers for what is copied that no connection uses now, each with room for `WRITE_COPIED_LEN` bytes. Why shared: a
@@ -58,8 +60,14 @@ struct State<T> {
     copied: Vec<u8>,
     copied_sent: usize,
     answers: Answers,
-    begun: Instant,
-    purse: Purse,
+    /// What has come of a frame that is not whole.
+    begun: PartialFrame,
+    /// What that is charged to, once a long frame has come.
+    sending: Sending,
+    /// Bytes of the connection's window beyond the first 64 KiB, which are charged.
+    window: u64,
+    /// From when the connection's time counts.
+    opened: Instant,
     /// What `copied` is charged to while it has room. Without it, it has less room, which the connection is charged with.
     memory: Option<Apart>,
 }
@@ -92,16 +100,22 @@ impl<T: AsyncWrite + Unpin> Gathered<T> {
             copied,
             copied_sent: 0,
             answers,
-            begun: time::now(),
-            purse,
+            begun: PartialFrame::default(),
+            sending: Sending::new(purse),
+            window: 0,
+            opened: time::now(),
             memory: None,
         };
         Self(Rc::new(RefCell::new(state)))
     }
 
-    /// True when the peer does little but make HTTP/2 answer.
-    pub fn is_flooded(&self) -> bool {
-        self.0.borrow().answers.is_flood()
+    /// The connection's window is larger by so many bytes, which are charged.
+    pub fn widen(&self, window: u64) {
+        let mut state = self.0.borrow_mut();
+        state.window = window;
+        if window >= limits::SENDING_HELD_LEN {
+            state.sending.give_back();
+        }
     }
 
     /// Streams that were reset since the beginning.
@@ -115,7 +129,7 @@ impl<T: AsyncWrite + Unpin> Gathered<T> {
         if state.answers.resets() == 0 {
             return 0;
         }
-        state.answers.resets_remembered(millis_since(state.begun))
+        state.answers.resets_remembered(millis_since(state.opened))
     }
 
     /// Sends what was gathered. Pending while the socket is full.
@@ -138,8 +152,8 @@ impl<T: AsyncWrite + Unpin> State<T> {
 
     /// Takes of `data` what there is room for, which is all of it but when much waits already.
     fn gather(&mut self, data: &[IoSlice<'_>], shown: Option<&(Bytes, Rooms)>) -> usize {
-        let begun = self.begun;
-        let now_ms = || millis_since(begun);
+        let opened = self.opened;
+        let now_ms = || millis_since(opened);
         let mut taken = 0;
         for slice in data {
             if self.len >= limits::WRITE_GATHER_LEN || self.parts.len() >= limits::WRITE_PARTS_MAX {
@@ -197,7 +211,7 @@ impl<T: AsyncWrite + Unpin> State<T> {
     ///
     /// Why before it is known what the socket takes: afterwards, there might be none.
     fn take_buffer(&mut self) {
-        self.memory = self.purse.apart_for(limits::WRITE_COPIED_LEN as u64, Claim::First { held: 0 });
+        self.memory = self.sending.purse().apart_for(limits::WRITE_COPIED_LEN as u64, Claim::First { held: 0 });
         self.copied = match self.memory {
             Some(_) => self.buffers.take(),
             None => Vec::with_capacity(limits::WRITE_COPIED_LEN_MIN),
@@ -267,9 +281,46 @@ fn cut_of(whole: &Bytes, slice: &[u8]) -> Option<Bytes> {
     (slice.as_ptr_range().end <= whole.as_ptr_range().end).then(|| whole.slice_ref(slice))
 }
 
+impl<T: AsyncRead + Unpin> Gathered<T> {
+    /// True when the peer does little but make HTTP/2 answer, has begun what it cannot mean, or found no room for it in time.
+    pub fn is_flooded(&self) -> bool {
+        let state = self.0.borrow();
+        state.answers.is_flood() || state.is_too_long() || state.sending.is_overdue(time::now())
+    }
+}
+
+impl<T: AsyncRead + Unpin> State<T> {
+    /// Reads no more of a long frame than is charged to the connection.
+    fn poll_read(&mut self, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.is_too_long() {
+            // The driver ends the connection in this turn.
+            return Poll::Pending;
+        }
+        ready!(self.poll_sending(context));
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.io).poll_read(context, buf))?;
+        self.begun.pass(&buf.filled()[before..]);
+        Poll::Ready(Ok(()))
+    }
+
+    /// Waits until what HTTP/2 gathers of the running frame is charged.
+    fn poll_sending(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let is_charged = self.sending.is_held() || self.window >= limits::SENDING_HELD_LEN;
+        if is_charged || self.begun.gathered() <= limits::SMALL_MESSAGE_LEN {
+            return Poll::Ready(());
+        }
+        self.sending.poll(context)
+    }
+
+    /// The running frame is longer than anybody may send, or has a reason to.
+    fn is_too_long(&self) -> bool {
+        self.begun.is_too_long(limits::HTTP2_CONNECTION_WINDOW_MIN as usize + self.window as usize)
+    }
+}
+
 impl<T: AsyncRead + Unpin> AsyncRead for Gathered<T> {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0.borrow_mut().io).poll_read(context, buf)
+        self.0.borrow_mut().poll_read(context, buf)
     }
 }
 

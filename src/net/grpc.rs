@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use h2::RecvStream;
 use h2::server::SendResponse;
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method as Verb, Request, Response, StatusCode};
 
@@ -18,7 +18,7 @@ use super::account::Account;
 use super::body::{Body, Message, RequestStream};
 use super::credential;
 use super::memory::{Share, Shares};
-use super::metadata;
+use super::metadata::{self, Caller};
 use super::methods::Method;
 use super::payload::Payload;
 use super::responder::Responder;
@@ -232,7 +232,7 @@ impl<S: Store> Call<'_, S> {
         H: AsyncFnOnce(&Services<S>, &CallContext, Bytes, &mut Responder) -> Result<Reply, Status> + 'static,
     {
         let requests = self.requests.clone();
-        self.spawn(method, async move |serving, mut responder, body, _, role| {
+        self.spawn(method, async move |serving, mut responder, body, role| {
             let request = take_request(body, &requests, &serving.server, &responder).await?;
             let reply = handler(serving.services(), &CallContext::of(role), request, &mut responder).await?;
             let len = pieces_len(&reply);
@@ -247,22 +247,23 @@ impl<S: Store> Call<'_, S> {
         H: AsyncFnOnce(&Services<S>, &CallContext, Bytes, &mut Responder) -> Result<(), Status> + 'static,
     {
         let requests = self.requests.clone();
-        self.spawn(method, async move |serving, mut responder, body, _, role| {
+        self.spawn(method, async move |serving, mut responder, body, role| {
             let request = take_request(body, &requests, &serving.server, &responder).await?;
             handler(serving.services(), &CallContext::of(role), request, &mut responder).await
         });
     }
 
     fn write(self, method: Method) {
-        self.spawn(method, async move |serving, mut responder, body, headers, role| {
-            let mut incoming = RequestStream { body, headers, responder: responder.clone() };
+        let caller = Caller::of(&self.head.headers);
+        self.spawn(method, async move |serving, mut responder, body, role| {
+            let mut incoming = RequestStream { body, caller, responder: responder.clone() };
             let reply = byte_stream::write(serving.services(), &CallContext::of(role), &mut incoming).await?;
             responder.send_now(reply)
         });
     }
 
     fn reflection(self, method: Method) {
-        self.spawn(method, async move |_, mut responder, mut body, _, _| {
+        self.spawn(method, async move |_, mut responder, mut body, _| {
             let mut request = Vec::new();
             while let Some(part) = body.part().await? {
                 responder.count_received(&part);
@@ -283,17 +284,20 @@ impl<S: Store> Call<'_, S> {
     }
 
     fn refuse(self, method: Method, status: Status) {
-        self.spawn(method, async move |_, _, _, _, _| Err(status));
+        self.spawn(method, async move |_, _, _, _| Err(status));
     }
 
     /// Runs the call in a task of its own, which starts when the connection's turn is over, so that all calls that came
     /// together are answered together.
+    ///
+    /// Limit: the head is not part of it, because a peer may make it many times as long as what a call is counted with.
     fn spawn<W>(self, method: Method, work: W)
     where
-        W: AsyncFnOnce(Serving<S>, Responder, Body, HeaderMap, Role) -> Result<(), Status> + 'static,
+        W: AsyncFnOnce(Serving<S>, Responder, Body, Role) -> Result<(), Status> + 'static,
     {
         let Self { server, serving, peer, calls, requests: _, responder, timeout, drain, head, body, memory } = self;
         let decision = decide(&server, method, peer, &head);
+        drop(head);
         responder.open_account(Account::open(
             server.counters.grpc.clone(),
             method,
@@ -309,7 +313,7 @@ impl<S: Store> Call<'_, S> {
             // Why boxed: the handler's state is some kilobytes, and a task is moved several times before it runs.
             let work = Box::pin(async move {
                 let role = decision.made().await.inspect_err(|denial| access.count(*denial))?;
-                work(serving?, answering, body, head.headers, role).await
+                work(serving?, answering, body, role).await
             });
             // Why not left to the timer: an answer from memory would come first.
             let has_passed = timeout == Some(Duration::ZERO);

@@ -100,6 +100,9 @@ async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
         if let Poll::Ready(result) = result {
             return Poll::Ready(Some(result));
         }
+        if io.is_flooded() {
+            return Poll::Ready(Some(Err(h2::Reason::ENHANCE_YOUR_CALM.into())));
+        }
         match watch.poll_phase(context) {
             Phase::Serving => Poll::Pending,
             Phase::Draining => Pin::new(last.get_or_insert_with(|| time::sleep(farewell))).poll(context).map(|()| None),
@@ -170,6 +173,7 @@ where
                     growth.accepted += 1;
                     if window.is_none() && grpc::is_long(&request) {
                         window = larger_window(&server.settings, &mut connection);
+                        io.widen(window.as_ref().map_or(0, Grant::len));
                         shares.requests.allow_waiting(waiting_max(server.settings.stream_window, &window));
                     }
                     grpc::start(server, peer, calls, &shares, request, respond);

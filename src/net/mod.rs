@@ -12,6 +12,7 @@ pub mod metadata;
 pub mod methods;
 pub mod payload;
 pub mod responder;
+pub mod sending;
 pub mod server;
 pub mod tables;
 pub mod tls;

@@ -33,6 +33,7 @@ pub mod ledger;
 pub mod memory_plan;
 pub mod pacing;
 pub mod parking;
+pub mod partial_frame;
 pub mod progress;
 pub mod protobuf;
 pub mod purge;

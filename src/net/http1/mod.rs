@@ -58,7 +58,9 @@ where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     S: Store,
 {
-    let memory = server.settings.purse.apart_for(limits::HTTP_CONNECTION_HELD_LEN, Claim::First { held: 0 });
+    // Why not of the very last: a flood over HTTP must leave room for gRPC.
+    let held = limits::HTTP_CONNECTION_HELD_LEN;
+    let memory = server.settings.purse.apart_for(held, Claim::First { held });
     let Some(_memory) = memory else {
         server.counters.http.failed.count();
         return tracing::debug!("a connection was closed: those that are open take all of their memory");

@@ -1,0 +1,167 @@
+//! Tells how much an HTTP/2 peer has begun to send that is not whole yet: a frame, or a header block of several.
+//!
+//! Why by what is read: HTTP/2 gathers both in memory, charges them to no window, and shows them to nobody before their end.
+
+use crate::limits;
+
+/// Source: RFC 9113, 3.4.
+const PREFACE_LEN: usize = 24;
+/// Length of a frame's head. Source: RFC 9113, 4.1: a length of 24 bits, type, flags, a stream of 32 bits.
+const HEAD_LEN: usize = 9;
+/// Types of frames, and the flag that ends a header block. Source: RFC 9113, 6.1, 6.2 and 6.10.
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 4;
+
+/// What one connection has begun to send.
+#[derive(Debug)]
+pub struct PartialFrame {
+    preface_left: usize,
+    head: [u8; HEAD_LEN],
+    head_len: usize,
+    payload_left: usize,
+    /// Bytes of the running frame, or of the header block up to its end; 0 between them.
+    len: usize,
+    is_data: bool,
+    /// The running header block goes on behind the running frame.
+    goes_on: bool,
+}
+
+impl Default for PartialFrame {
+    fn default() -> Self {
+        Self {
+            preface_left: PREFACE_LEN,
+            head: [0; HEAD_LEN],
+            head_len: 0,
+            payload_left: 0,
+            len: 0,
+            is_data: false,
+            goes_on: false,
+        }
+    }
+}
+
+impl PartialFrame {
+    /// The next bytes that came, cut anywhere.
+    pub fn pass(&mut self, mut read: &[u8]) {
+        let of_preface = self.preface_left.min(read.len());
+        self.preface_left -= of_preface;
+        read = &read[of_preface..];
+        while !read.is_empty() {
+            let of_payload = self.payload_left.min(read.len());
+            self.payload_left -= of_payload;
+            read = &read[of_payload..];
+            self.end_if_whole();
+            let of_head = (HEAD_LEN - self.head_len).min(read.len());
+            self.head[self.head_len..self.head_len + of_head].copy_from_slice(&read[..of_head]);
+            self.head_len += of_head;
+            read = &read[of_head..];
+            if self.head_len == HEAD_LEN {
+                self.head_len = 0;
+                self.begin();
+                self.end_if_whole();
+            }
+        }
+    }
+
+    /// Bytes that HTTP/2 will have gathered when what has begun is whole, as far as that is known; 0 when nothing has begun.
+    pub fn gathered(&self) -> usize {
+        self.len
+    }
+
+    /// No peer may send this, or has a reason to, when the connection's window is at most `window` bytes.
+    pub fn is_too_long(&self, window: usize) -> bool {
+        self.len > HEAD_LEN + if self.is_data { window } else { limits::HTTP2_OTHER_FRAME_LEN_MAX }
+    }
+
+    fn end_if_whole(&mut self) {
+        if self.payload_left == 0 && !self.goes_on {
+            self.len = 0;
+        }
+    }
+
+    fn begin(&mut self) {
+        let [a, b, c, kind, flags, ..] = self.head;
+        self.payload_left = u32::from_be_bytes([0, a, b, c]) as usize;
+        let is_block = kind == HEADERS || kind == CONTINUATION;
+        self.len = self.len.saturating_add(HEAD_LEN + self.payload_left);
+        self.is_data = kind == DATA && !self.goes_on;
+        self.goes_on = if is_block { flags & END_HEADERS == 0 } else { self.goes_on };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, flags: u8, len: usize) -> Vec<u8> {
+        let mut frame = (len as u32).to_be_bytes()[1..].to_vec();
+        frame.extend([kind, flags, 0, 0, 0, 1]);
+        // Looks like heads.
+        frame.extend([0, 0, 9, 1, 0].iter().cycle().take(len));
+        frame
+    }
+
+    /// Goal: what has begun is told to the byte, and nothing else is. Method: a stream of frames and header blocks, cut into
+    /// pieces of several lengths; at each cut what is told is compared with the bounds of what was sent.
+    #[test]
+    fn tells_what_has_begun() {
+        let units: [&[Vec<u8>]; 8] = [
+            &[frame(4, 0, 12)],
+            &[frame(4, 1, 0)],
+            &[frame(0, 0, 70_000)],
+            &[frame(1, 4, 300)],
+            &[frame(1, 0, 500), frame(9, 0, 0), frame(9, 0, 700), frame(9, 4, 20)],
+            &[frame(1, 1, 0), frame(9, 4, 0)],
+            &[frame(0xee, 4, 16_384)],
+            &[frame(0, 1, 0)],
+        ];
+        let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        // By the count of bytes that came: what is to be told.
+        let mut expected = vec![0; sent.len() + 1];
+        for unit in units {
+            let mut told = 0;
+            for (at, frame) in unit.iter().enumerate() {
+                let is_last = at + 1 == unit.len();
+                for count in 1..=frame.len() {
+                    if count == HEAD_LEN {
+                        told += frame.len();
+                    }
+                    let is_begun = told > 0 && !(is_last && count == frame.len());
+                    expected.push(if is_begun { told } else { 0 });
+                }
+                sent.extend(frame);
+            }
+        }
+        for piece in [1, 5, 9, 10, 1000, 65_536] {
+            let (mut partial, mut count) = (PartialFrame::default(), 0);
+            for read in sent.chunks(piece) {
+                partial.pass(read);
+                count += read.len();
+                assert_eq!(partial.gathered(), expected[count], "{count} in pieces of {piece}");
+            }
+            assert_eq!(partial.gathered(), 0);
+        }
+    }
+
+    /// Goal: only what cannot be meant is too long. Method: the longest frames that may come, and one byte more.
+    #[test]
+    fn too_long() {
+        let other = limits::HTTP2_OTHER_FRAME_LEN_MAX;
+        for (frames, is_too_long) in [
+            (vec![frame(0, 0, 1000)], false),
+            (vec![frame(0, 0, 1001)], true),
+            (vec![frame(0xee, 0, other)], false),
+            (vec![frame(0xee, 0, other + 1)], true),
+            (vec![frame(1, 0, other / 2), frame(9, 0, other / 2 - HEAD_LEN)], false),
+            (vec![frame(1, 0, other / 2), frame(9, 0, other / 2 - HEAD_LEN + 1)], true),
+        ] {
+            let mut partial = PartialFrame::default();
+            partial.pass(&[0; PREFACE_LEN]);
+            let sent = frames.concat();
+            partial.pass(&sent[..sent.len() - 1]);
+            assert_eq!(partial.is_too_long(1000), is_too_long, "{}", sent.len());
+        }
+    }
+}
