@@ -13,7 +13,7 @@ use crate::pure::find_missing::{self, Question};
 use crate::rt;
 use crate::rt::join::map_bounded;
 use crate::store::{
-    Accept, Encoding, Get, Opened, Put, PutOutcome, Store, StoreError, Upload, UploadEnd, UploadKey, Wanted,
+    Accept, Encoding, Get, Opened, Put, PutOutcome, Store, StoreError, Upload, UploadEnd, UploadKey, fetch_all,
 };
 use crate::wire::reapi::{
     self, BatchReadBlobsRequest, BatchUpdateBlobsRequest, BatchUpdateBlobsResponse, batch_update_blobs_request,
@@ -138,9 +138,7 @@ pub async fn batch_read_blobs<S: Store>(
     let (items, reply_len) = plan_read(&request.digests)?;
     // Before anything is held: what has to come from a backend comes now, and is read below like all else.
     let wanted = items.iter().flatten().copied().collect();
-    let fetch = async |digest| services.store.fetch(Wanted::Blob(digest)).await;
-    let fetched = map_bounded(wanted, limits::BATCH_CONCURRENCY, fetch).await.into_iter();
-    let mut comes = fetched.collect::<Result<Vec<bool>, _>>()?.into_iter();
+    let mut comes = fetch_all(&services.store, wanted).await.into_iter();
     out.hold(reply_len).await?;
     let zstd = request.acceptable_compressors.contains(&(compressor::Value::Zstd as i32));
     let accept = if zstd { Accept::Any } else { Accept::Identity };

@@ -37,6 +37,10 @@ pub struct State {
     pub scopes: Vec<Scope>,
     /// A backend is asked for these and never answers.
     pub hanging: HashSet<Digest>,
+    /// A backend says of these that they come.
+    pub coming: HashSet<Digest>,
+    /// How many `fetch`es there were.
+    pub fetches: usize,
     /// How many `get`s there were.
     pub gets: usize,
     /// How many `put`s and opened uploads there were.
@@ -216,9 +220,11 @@ impl Store for FakeStore {
     }
 
     async fn fetch(&self, wanted: Wanted) -> Result<bool, StoreError> {
+        self.with(|state| state.fetches += 1);
         match wanted {
             Wanted::Blob(digest) if self.with(|state| state.hanging.contains(&digest)) => std::future::pending().await,
-            Wanted::Blob(_) | Wanted::Action(_) => Ok(false),
+            Wanted::Blob(digest) => Ok(self.with(|state| state.coming.contains(&digest))),
+            Wanted::Action(_) => Ok(false),
         }
     }
 

@@ -7,7 +7,8 @@ pub mod fake;
 pub mod measured;
 pub mod walk;
 
-use std::time::Duration;
+use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -243,9 +244,31 @@ pub async fn bring<S: Store, E>(
     kept: usize,
     held: usize,
 ) -> Result<Vec<bool>, E> {
-    // What does not come is missed by whoever reads it.
-    let fetch = async |digest: Digest| store.fetch(Wanted::Blob(digest)).await.unwrap_or(false);
-    wait_holding(memory, kept, held, map_bounded(digests, limits::BATCH_CONCURRENCY, fetch)).await
+    wait_holding(memory, kept, held, fetch_all(store, digests)).await
+}
+
+/// Has a backend bring what is not here, and says for each whether it comes. When nothing has come for as long as one read may wait for
+/// a backend, no more is asked for.
+///
+/// Why: each miss may take seconds, and there may be thousands in one call.
+pub async fn fetch_all<S: Store>(store: &S, digests: Vec<Digest>) -> Vec<bool> {
+    fetch_by_clock(store, digests, rt::time::now).await
+}
+
+async fn fetch_by_clock<S: Store>(store: &S, digests: Vec<Digest>, now: impl Fn() -> Instant) -> Vec<bool> {
+    let came = Cell::new(now());
+    let fetch = async |digest: Digest| {
+        if now().saturating_duration_since(came.get()) >= Duration::from_millis(limits::BACKEND_HEAD_MS) {
+            return false;
+        }
+        // What does not come is missed by whoever reads it.
+        let comes = store.fetch(Wanted::Blob(digest)).await.unwrap_or(false);
+        if comes {
+            came.set(now());
+        }
+        comes
+    };
+    map_bounded(digests, limits::BATCH_CONCURRENCY, fetch).await
 }
 
 /// For who counts no memory.
@@ -406,4 +429,31 @@ pub async fn read_raw<S: Store>(store: &S, digest: Digest, comes: bool) -> Resul
         return Err(StoreError::Disk(format!("the read of {digest} ended after {len} bytes")));
     }
     Ok(Some(pieces))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fake::{FakeStore, digest_of};
+    use super::*;
+    use crate::rt::cores::block_on;
+
+    /// Goal: a backend that brings nothing is not asked on and on, and one that brings things now and then is asked for all. Method:
+    /// thousands of digests, and a clock that goes on by a second each time that somebody looks.
+    #[test]
+    fn asks_while_something_comes() {
+        block_on(async {
+            for (every, all_asked) in [(usize::MAX, false), (1000, false), (4, true)] {
+                let (store, start, looks) = (FakeStore::default(), rt::time::now(), Cell::new(0));
+                let digests: Vec<Digest> = (1..3000_u32).map(|number| digest_of(&number.to_le_bytes())).collect();
+                let coming: Vec<bool> = (1..3000).map(|number| number % every == 0).collect();
+                let brings = digests.iter().zip(&coming).filter(|(_, comes)| **comes).map(|(digest, _)| *digest);
+                store.with(|state| state.coming = brings.collect());
+                let clock = || start + Duration::from_secs(looks.replace(looks.get() + 1));
+                let found = fetch_by_clock(&store, digests, clock).await;
+                let asked = store.with(|state| state.fetches);
+                assert_eq!((found == coming, asked == 2999), (all_asked, all_asked), "{every}: {asked}");
+                assert!(all_asked || asked < 20);
+            }
+        });
+    }
 }
