@@ -258,7 +258,7 @@ impl Purse {
     pub fn set_index(&self, len: u64) {
         let Local { budget, index, .. } = &*self.0;
         let before = index.replace(len);
-        // Wraps around when it has shrunk, as the sum of all cores does not.
+        // Why wrapping: it may have shrunk, and adding what wraps around subtracts.
         budget.0.index.fetch_add(len.wrapping_sub(before), Ordering::Relaxed);
     }
 

@@ -405,7 +405,7 @@ async fn follow_index(disk: Disk, budget: Budget, purse: Purse, is_first: bool, 
             let remedy = "raise --memory_limit, or lower --max_size";
             match is_over {
                 true => tracing::error!(
-                    "the index takes {} MiB, and --memory_limit has room for {}: the process takes more than its limit. Do {remedy}",
+                    "the index takes {} MiB, and --memory_limit has room for {}: the process takes more than its limit: {remedy}",
                     mib(index),
                     mib(max),
                 ),

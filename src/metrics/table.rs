@@ -136,8 +136,9 @@ table! {
     WritesAdmittedLate: Ours Counter Count "cas_writes_admitted_late_total" []
         "Those of them that had to wait. Growing: the next burst is refused in part; add cores or a server."
     WritesShed: Ours Counter Count "cas_write_shed_total" ["reason"]
-        "Writes that were refused because no slot came free in time (timeout) or too many waited (queue_full). Each costs a \
-         miss later. Growing in every build: raise --max_inflight_cas_writes with --memory_limit, or add a server."
+        "Writes that were refused because no slot came free in time (timeout), too many waited (queue_full), or the memory \
+         limit had no room for them (memory). Each costs a miss later. Growing in every build: raise --memory_limit, with \
+         --max_inflight_cas_writes unless it is for memory, or add a server."
     WriteSlotsBorrowed: Ours Counter Count "cas_write_slots_borrowed_total" []
         "Slots that one core took from another. Large against the writes: uploads are not spread over the cores."
     WritesYielded: Ours Counter Count "cas_writes_yielded_total" []

@@ -209,9 +209,10 @@ impl<T: AsyncWrite + Unpin> State<T> {
 
     /// Takes room for what is copied: much, if there is memory for it.
     ///
-    /// Why before it is known what the socket takes: afterwards, there might be none.
+    /// Why before it is known what the socket takes: afterwards, there might be none. Why not the last of it: that is for new
+    /// connections, and little will do.
     fn take_buffer(&mut self) {
-        self.memory = self.sending.purse().apart_for(limits::WRITE_COPIED_LEN as u64, Claim::First { held: 0 });
+        self.memory = self.sending.purse().apart_for(limits::WRITE_COPIED_LEN as u64, Claim::Further);
         self.copied = match self.memory {
             Some(_) => self.buffers.take(),
             None => Vec::with_capacity(limits::WRITE_COPIED_LEN_MIN),

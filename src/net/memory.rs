@@ -70,8 +70,7 @@ impl Memory {
         Self { purse, used, core: Local::new(Core::default()) }
     }
 
-    /// The part of a new connection.
-    /// Any number of its rooms may wait, until `allow_waiting` says otherwise.
+    /// The part of a new connection. Any number of its rooms may wait, until `allow_waiting` says otherwise.
     pub fn share(&self) -> Share {
         let part = Part { waiting_max: usize::MAX, ..Part::default() };
         Share { memory: self.clone(), part: Local::new(part) }

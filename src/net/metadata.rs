@@ -127,6 +127,7 @@ mod tests {
         }
         assert_eq!(Caller::of(&HeaderMap::new()).tool(), Tool::default());
     }
+
     /// Goal: however long the headers are, little is kept of them, and the tool is still known. Method: metadata that is
     /// longer than what is kept as it stands, with a short and a long name, and a long agent.
     #[test]

@@ -61,7 +61,7 @@ pub struct WriteStats {
 pub struct WriteGate(Rc<Inner>);
 
 struct Inner {
-    limits: WriteLimits,
+    limits: Cell<WriteLimits>,
     rules: Local<Admission>,
     /// Those who wait: how to wake them, or what was decided.
     waiting: Local<BTreeMap<Ticket, Waits>>,
@@ -112,7 +112,7 @@ impl WriteGate {
             answer_ms: answer.as_millis() as u64,
         };
         Self(Rc::new(Inner {
-            limits,
+            limits: Cell::new(limits),
             rules: Local::new(Admission::new(config)),
             waiting: Local::new(BTreeMap::new()),
             lanes: Local::new(Weak::<[Option<Lane>; 0]>::new()),
@@ -127,17 +127,19 @@ impl WriteGate {
     }
 
     pub fn limits(&self) -> WriteLimits {
-        self.0.limits
+        self.0.limits.get()
     }
 
     /// There are so many slots on all cores from now on.
     pub fn set_slots(&self, slots: u32) {
+        self.0.limits.set(WriteLimits { slots, ..self.limits() });
         self.decide(|rules, now_ms| rules.set_slots(slots, now_ms));
         self.carry_out();
     }
 
     /// Writes wait for so long from now on.
     pub fn set_wait(&self, wait: Duration) {
+        self.0.limits.set(WriteLimits { wait, ..self.limits() });
         self.decide(|rules, now_ms| rules.set_wait_ms(wait.as_millis() as u64, now_ms));
     }
 
@@ -152,6 +154,7 @@ impl WriteGate {
         into.add(Metric::WritesAdmittedLate, stats.admitted_late);
         into.add_for(Metric::WritesShed, ["timeout"], stats.shed_late);
         into.add_for(Metric::WritesShed, ["queue_full"], stats.shed_queue_full);
+        into.add_for(Metric::WritesShed, ["memory"], stats.shed_memory);
         into.add(Metric::WriteSlotsBorrowed, stats.borrowed);
         into.add(Metric::WritesYielded, stats.yielded);
     }
@@ -248,7 +251,7 @@ impl WriteGate {
     }
 
     fn shed(&self) -> StoreError {
-        let WriteLimits { slots, wait, .. } = self.0.limits;
+        let WriteLimits { slots, wait, .. } = self.limits();
         StoreError::Shed { slots, wait_ms: wait.as_millis() as u64 }
     }
 

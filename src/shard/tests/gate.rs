@@ -8,6 +8,7 @@ use super::cores::on_mesh;
 use super::{SplitMix64, digest_of};
 use crate::budget::Purse;
 use crate::limits::{self, FRAME_LEN};
+use crate::metrics::{Metric, Snapshot};
 use crate::pure::admission::Message;
 use crate::pure::digest::Digest;
 use crate::pure::memory_plan::Use;
@@ -214,6 +215,22 @@ fn an_idle_upload_yields_its_memory() {
             assert_eq!(next.finish().await, Ok(PutOutcome::Stored));
             assert_eq!((worker.stats().writes.in_flight, purse.held(Use::Writes)), (0, 0));
         }
+    });
+}
+
+/// Goal: limits that change while the server runs are those that writes wait by and are told. Method: a change of both, and a
+/// refusal.
+#[test]
+fn a_refusal_names_the_limits_of_now() {
+    block_on(async {
+        let gate = WriteGate::new(WriteLimits::new(100, Duration::ZERO), 0, 1);
+        gate.set_slots(7);
+        gate.set_wait(Duration::from_millis(30));
+        assert_eq!(gate.no_memory(), StoreError::Shed { slots: 7, wait_ms: 30 });
+        assert_eq!(gate.limits().wait, Duration::from_millis(30));
+        let mut counted = Snapshot::default();
+        gate.report(&mut counted);
+        assert_eq!(counted.total(Metric::WritesShed), 1.0);
     });
 }
 
