@@ -116,14 +116,27 @@ struct One {
 struct Bucket {
     client: Client,
     existence: Local<Existence>,
-    /// Objects that were found wrong: absent as far as we are concerned, and replaced by the next upload.
-    wrong: Local<FxHashSet<Hash>>,
+    /// Objects that were found wrong, for the size that is named or for any: absent as far as we are concerned, and
+    /// replaced by the next upload.
+    wrong: Local<FxHashSet<(Hash, Option<u64>)>>,
 }
 
 impl Bucket {
-    fn is_wrong(&self, key: &Hash) -> bool {
-        self.wrong.with(|wrong| !wrong.is_empty() && wrong.contains(key))
+    /// Whether the object under `key` is wrong for who says that its blob has `size` bytes.
+    fn is_wrong(&self, key: Hash, size: u64) -> bool {
+        self.wrong
+            .with(|wrong| !wrong.is_empty() && (wrong.contains(&(key, None)) || wrong.contains(&(key, Some(size)))))
     }
+}
+
+/// What is wrong with an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flaw {
+    /// Its bytes are not what the hash says.
+    Content,
+    /// It has another size than its reader said. Who is wrong is not known: any client may ask for any size, and must not
+    /// hide the object from those who name the right one.
+    Size,
 }
 
 /// Why an object was not removed.
@@ -220,7 +233,7 @@ impl Backend {
     pub async fn fetch(&self, name: &Upload, deadline: Instant) -> Option<ReadBody> {
         let (one, bucket) = (&*self.0, self.bucket(&name.scope));
         self.note_unnamed(&name.scope, Operation::Download);
-        if name.kind == ObjectKind::Cas && bucket.is_wrong(&cas_key(name)) {
+        if name.kind == ObjectKind::Cas && bucket.is_wrong(cas_key(name), name.digest.size) {
             return None;
         }
         let Some(ticket) = one.view.with(|view| view.admit()) else {
@@ -262,7 +275,7 @@ impl Backend {
         let (one, bucket) = (&*self.0, self.bucket(&upload.scope));
         let Some(ticket) = one.view.with(|view| view.admit()) else { return UploadEnd::BreakerOpen };
         // An action's content may change under its key.
-        let replaces = upload.kind == ObjectKind::Action || bucket.is_wrong(&cas_key(upload));
+        let replaces = upload.kind == ObjectKind::Action || bucket.is_wrong(cas_key(upload), upload.digest.size);
         let condition = if replaces { Condition::Replace } else { Condition::IfAbsent };
         let begun = rt::time::now();
         let total = one.patience.get().upload;
@@ -273,7 +286,10 @@ impl Backend {
                 one.counts.upload_times.0.observe_time(begun.elapsed());
                 self.report(ticket, Health::Good);
                 if upload.kind == ObjectKind::Cas {
-                    bucket.wrong.with(|wrong| wrong.remove(&cas_key(upload)));
+                    bucket.wrong.with(|wrong| {
+                        wrong.remove(&(cas_key(upload), None));
+                        wrong.remove(&(cas_key(upload), Some(upload.digest.size)));
+                    });
                     self.learn(upload, true);
                 }
                 match outcome {
@@ -314,15 +330,19 @@ impl Backend {
         }
     }
 
-    /// An object's bytes are not what its name says.
-    pub fn found_wrong(&self, name: &Upload, detail: &dyn std::fmt::Display) {
+    /// An object is not what its name says.
+    pub fn found_wrong(&self, name: &Upload, flaw: Flaw, detail: &dyn std::fmt::Display) {
         let (one, bucket, digest) = (&*self.0, self.bucket(&name.scope), &name.digest);
         one.counts.wrong.count();
         if name.kind == ObjectKind::Cas {
+            let size = match flaw {
+                Flaw::Content => None,
+                Flaw::Size => Some(digest.size),
+            };
             bucket.existence.with(|existence| existence.forget(&cas_key(name)));
             bucket.wrong.with(|wrong| {
                 if wrong.len() < BACKEND_WRONG_MAX {
-                    wrong.insert(cas_key(name));
+                    wrong.insert((cas_key(name), size));
                 }
             });
         }

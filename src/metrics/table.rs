@@ -241,8 +241,8 @@ table! {
     S3Throttles: Ours Counter Count "s3_throttled_total" ["backend"]
         "Answers 429 and 503. Each halves s3_upload_pace. Growing all day: ask for a higher limit."
     S3WrongObjects: Ours Counter Count "s3_wrong_objects_total" ["backend"]
-        "Objects whose bytes are not what their name says. They are never served, and replaced by the next upload. Look \
-         for who else writes to the bucket."
+        "Objects whose bytes are not what their name says, or are more or fewer than a client asked for. They are never \
+         served so, and replaced by the next upload. Look for who else writes to the bucket."
     S3RequestTime: Ours Histogram Seconds "s3_request_duration_seconds" ["backend", "operation"]
         "Time of backend operations that got an answer, their bodies included."
     S3BreakerState: Ours Gauge Count "s3_breaker_state" ["backend"]

@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::blob_disk::BlobDisk;
 use super::codec::StreamDecoder;
+use super::read_through::{Landing, landing_of};
 use super::session::decode_error;
 use super::worker::Worker;
 use crate::backend::settings::ObjectFormat;
@@ -55,7 +56,7 @@ impl Content {
         worker: &Worker<D>,
         digest: Digest,
         input: &mut Bytes,
-    ) -> Result<Bytes, StoreError> {
+    ) -> Result<Bytes, Landing> {
         match self {
             Self::Raw => {
                 let piece = input.split_to(input.len().min(FRAME_LEN));
@@ -64,22 +65,23 @@ impl Content {
             Self::Zstd { decoder, scratch, left } => {
                 scratch.clear();
                 let mut rest = &input[..];
-                decoder.decode(&mut rest, scratch).map_err(|error| decode_error(error, digest))?;
+                decoder.decode(&mut rest, scratch).map_err(|error| landing_of(decode_error(error, digest)))?;
                 let taken = input.len() - rest.len();
                 let _ = input.split_to(taken);
-                *left = left.checked_sub(taken as u64).ok_or(StoreError::TooLong { expected: digest })?;
+                *left = left
+                    .checked_sub(taken as u64)
+                    .ok_or_else(|| landing_of(StoreError::TooLong { expected: digest }))?;
                 // Why a copy: small pieces must not hold a frame's worth of memory each.
                 Ok(Bytes::copy_from_slice(scratch))
             }
             Self::Header(unwrap) => {
-                let bad = |detail: String| StoreError::Disk(detail);
-                let taken = unwrap.header_bytes(input).map_err(|error| bad(error.to_string()))?;
+                let taken = unwrap.header_bytes(input).map_err(|error| Landing::Wrong(error.to_string()))?;
                 let _ = input.split_to(taken);
                 let header = unwrap.header().filter(|_| !input.is_empty());
                 if let Some(header) = unwrap.header()
                     && header.raw_size != digest.size
                 {
-                    return Err(bad(format!("its header says {} bytes", header.raw_size)));
+                    return Err(Landing::OtherSize(format!("its header says {} bytes", header.raw_size)));
                 }
                 if let Some(header) = header {
                     *self = match header.encoding {
@@ -97,6 +99,6 @@ impl Content {
     }
 }
 
-fn no_decoder() -> StoreError {
-    StoreError::Busy { what: "memory of zstd decoders, part of --memory_limit", limit: 0 }
+fn no_decoder() -> Landing {
+    Landing::NotStored(StoreError::Busy { what: "memory of zstd decoders, part of --memory_limit", limit: 0 })
 }

@@ -15,7 +15,7 @@ use super::session::{Session, is_small};
 use super::worker::Worker;
 use crate::backend::s3::HEAD_TIME;
 use crate::backend::settings::ObjectFormat;
-use crate::backend::{Backend, ReadBody};
+use crate::backend::{Backend, Flaw, ReadBody};
 use crate::limits::{
     ACTION_RESULT_LEN_MAX, BACKEND_WAITING_MAX, FLIGHT_WINDOW_LEN, FLIGHTS_MAX, FRAME_LEN, READER_WAIT_MS,
 };
@@ -214,8 +214,10 @@ pub(super) enum Landing {
     Missed,
     /// The backend, or the way from it, broke off.
     Broken,
-    /// The object is not what its name says.
+    /// The object's bytes are not what the hash says.
     Wrong(String),
+    /// It has another size than was asked for.
+    OtherSize(String),
     /// Our own trouble.
     NotStored(StoreError),
 }
@@ -386,7 +388,11 @@ impl<D: BlobDisk> Worker<D> {
             Landing::Missed => Phase::Missed,
             Landing::Broken => Phase::Failed,
             Landing::Wrong(detail) => {
-                backend.found_wrong(&name, &detail);
+                backend.found_wrong(&name, Flaw::Content, &detail);
+                Phase::Failed
+            }
+            Landing::OtherSize(detail) => {
+                backend.found_wrong(&name, Flaw::Size, &detail);
                 Phase::Failed
             }
             Landing::NotStored(error) => {
@@ -452,8 +458,14 @@ impl<D: BlobDisk> Worker<D> {
         // Whoever asked for the blob by its hash is about to read it, and finds the beginning still there when that happens soon.
         let _expected = (!first.is_empty()).then(|| Following::new(flight));
         if let Some(len) = body.content_length().filter(|&len| format == ObjectFormat::Raw && len != digest.size) {
-            return Landing::Wrong(format!("it has {len} bytes"));
+            return Landing::OtherSize(format!("it has {len} bytes"));
         }
+        let unfit = |error: StoreError| match error {
+            StoreError::TooShort { .. } | StoreError::TooLong { .. } if format == ObjectFormat::Raw => {
+                Landing::OtherSize(error.to_string())
+            }
+            error => landing_of(error),
+        };
         let mut content = Content::new(format);
         let mut session = Session::from_backend(digest);
         loop {
@@ -468,8 +480,7 @@ impl<D: BlobDisk> Worker<D> {
             loop {
                 let raw = match content.take(self, digest, &mut rest) {
                     Ok(raw) => raw,
-                    Err(error @ StoreError::Busy { .. }) => return Landing::NotStored(error),
-                    Err(error) => return Landing::Wrong(error.to_string()),
+                    Err(landing) => return landing,
                 };
                 if content.has_begun() && flight.phase() == Phase::Asking {
                     flight.enter(Phase::Streaming);
@@ -479,7 +490,7 @@ impl<D: BlobDisk> Worker<D> {
                 if !raw.is_empty() {
                     flight.push(raw.clone()).await;
                     if let Err(error) = session.write(self, &[raw]).await {
-                        return landing_of(error);
+                        return unfit(error);
                     }
                 }
                 if rest.is_empty() && !may_hold_more {
@@ -492,9 +503,9 @@ impl<D: BlobDisk> Worker<D> {
         }
         let landing = match session.finish(self).await {
             Ok(_) => Landing::Landed,
-            Err(error) => landing_of(error),
+            Err(error) => unfit(error),
         };
-        if !matches!(landing, Landing::Wrong(_)) {
+        if !matches!(landing, Landing::Wrong(_) | Landing::OtherSize(_)) {
             body.ended_well();
         }
         landing
@@ -621,7 +632,7 @@ impl<D: BlobDisk> Follower<D> {
 }
 
 /// What an error of the session says about the object.
-fn landing_of(error: StoreError) -> Landing {
+pub(super) fn landing_of(error: StoreError) -> Landing {
     match error {
         StoreError::HashMismatch { .. }
         | StoreError::TooShort { .. }

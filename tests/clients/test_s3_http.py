@@ -12,7 +12,7 @@ import pytest
 
 from bucket import blob_key, casblob
 from content import unique
-from reapi import Client, digest
+from reapi import Client, Code, blob_name, digest, fails, upload_name
 from test_metrics import scrape
 from wait import until
 
@@ -109,6 +109,36 @@ def test_objects_that_lie_about_their_size(store, fresh):
             assert client.missing(digest(content))
     wrong = [value for name, value in scrape(server).items() if name.startswith("bazel_remote_s3_wrong_objects_total")]
     assert sum(wrong) >= 4
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_readers_who_err_about_the_size(store, fresh, mode):
+    """They miss, and hide the object from nobody who is right."""
+    server = begin(fresh, store, storage_mode=mode)
+    content = put_object(store, 3000, mode)
+    with Client(server.address) as client:
+        for size in [1, 2999, 3001, 3 * MIB]:
+            with fails(Code.NOT_FOUND):
+                client.read(blob_name(content.hash, size))
+            assert client.missing({"hash": content.hash, "size_bytes": size})
+        assert not client.missing(digest(content))
+        assert ask(server, content, "HEAD") == (200, b"", "3000")
+        assert client.read(blob_name(content.hash, 3000)) == content.bytes()
+
+
+def test_an_object_that_lies_is_replaced(store, fresh):
+    """Also while others err about its size."""
+    server = begin(fresh, store)
+    content = unique(3000)
+    honest = casblob(content.bytes())
+    store.objects[blob_key(content.hash)] = honest[:8] + struct.pack("<q", 3001) + honest[16:]
+    with Client(server.address) as client:
+        for size in [3000, 4000]:
+            with fails(Code.NOT_FOUND):
+                client.read(blob_name(content.hash, size))
+        assert client.missing(digest(content))
+        client.write(upload_name(content.hash, 3000), content.chunks())
+        until(lambda: store.objects[blob_key(content.hash)][8:16] == struct.pack("<q", 3000), "the upload")
 
 
 @pytest.mark.parametrize("fault", [500, 503, 403, "reset", "short", "hang_up"])

@@ -29,7 +29,7 @@ impl Backend {
         let mut unknown = Vec::new();
         for (at, digest) in digests.iter().enumerate() {
             let (_, key) = scope.cas_key(&digest.hash);
-            if digest.size > self.0.settings.max_proxy_blob_size || bucket.is_wrong(&key) {
+            if digest.size > self.0.settings.max_proxy_blob_size || bucket.is_wrong(key, digest.size) {
                 continue;
             }
             match bucket.existence.with(|existence| existence.get(&key, now)) {
@@ -97,7 +97,7 @@ impl Backend {
         let (bucket, key) = (self.bucket(&name.scope), cas_key(name));
         self.note_unnamed(&name.scope, Operation::Contains);
         let known = bucket.existence.with(|existence| existence.get(&key, self.now()));
-        if known == Some(false) || bucket.is_wrong(&key) {
+        if known == Some(false) || bucket.is_wrong(key, name.digest.size) {
             return None;
         }
         let until = rt::time::now() + self.0.patience.get().existence;
