@@ -222,8 +222,10 @@ const _: () = assert!(3 * SMALL_MESSAGE_LEN as u64 <= CALL_HELD_LEN && CONNECTIO
 const _: () = assert!(ACTION_RESULT_LEN_MAX <= ACTION_HELD_LEN);
 /// gRPC connections that the server holds at a time; more are closed at once.
 pub const CONNECTIONS_MAX: usize = 60_000;
-/// HTTP/1.1 connections, likewise. Why counted apart: so that `/metrics` answers however many gRPC clients there are.
+/// HTTP/1.1 connections, likewise, and of these so many on each core may take the last of the memory for connections. Why counted
+/// apart: so that `/metrics` answers however many gRPC clients there are.
 pub const HTTP_CONNECTIONS_MAX: usize = 4_096;
+pub const HTTP_CONNECTIONS_FIRST_MAX: u64 = 8;
 /// The longest head of an HTTP/1.1 request, in bytes.
 pub const HTTP_HEAD_LEN_MAX: usize = 32 << 10;
 /// Bytes that an HTTP/1.1 connection reads ahead of its handler at most, and that one read brings.

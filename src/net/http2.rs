@@ -28,7 +28,8 @@ where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     S: Store,
 {
-    let Some(memory) = server.settings.purse.apart_for(limits::CONNECTION_HELD_LEN, Claim::First { held: 0 }) else {
+    let claim = Claim::First { held: limits::CONNECTION_HELD_LEN };
+    let Some(memory) = server.settings.purse.apart_for(limits::CONNECTION_HELD_LEN, claim) else {
         count(&server.counters.connections_failed);
         return tracing::debug!("a connection was closed: those that are open take all of their memory");
     };

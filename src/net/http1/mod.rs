@@ -58,9 +58,11 @@ where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     S: Store,
 {
-    // Why not of the very last: a flood over HTTP must leave room for gRPC.
-    let held = limits::HTTP_CONNECTION_HELD_LEN;
-    let memory = server.settings.purse.apart_for(held, Claim::First { held });
+    // Why the very last only for few: who looks at `/status` must be answered whatever others have taken.
+    let len = limits::HTTP_CONNECTION_HELD_LEN;
+    let is_one_of_few = server.counters.http.connections.get() < limits::HTTP_CONNECTIONS_FIRST_MAX;
+    let claim = Claim::First { held: if is_one_of_few { 0 } else { len } };
+    let memory = server.settings.purse.apart_for(len, claim);
     let Some(_memory) = memory else {
         server.counters.http.failed.count();
         return tracing::debug!("a connection was closed: those that are open take all of their memory");

@@ -238,3 +238,25 @@ fn unread_answers_stay_charged() {
         assert_eq!(client.ask("GET", "/status").await.code, 200);
     });
 }
+
+/// Goal: whatever gRPC clients have taken, some HTTP connections are served. Method: all the memory that connections and calls of
+/// gRPC may take, then HTTP connections up to the count of those who may have the rest, and one more.
+#[test]
+fn figures_are_there_when_others_have_all() {
+    with_server(async |harness| {
+        let purse = &harness.server.settings.purse;
+        let mut taken = Vec::new();
+        for len in [64 << 10, 1 << 10, 1] {
+            while let Some(apart) = purse.apart_for(len, Claim::First { held: len }) {
+                taken.push(apart);
+            }
+        }
+        let mut kept = Vec::new();
+        for _ in 0..limits::HTTP_CONNECTIONS_FIRST_MAX {
+            let mut client = Raw::connect(harness);
+            assert_eq!(client.ask("GET", "/status").await.code, 200);
+            kept.push(client);
+        }
+        assert_eq!(Raw::connect(harness).rest().await, b"", "there is no memory for another connection");
+    });
+}
