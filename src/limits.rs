@@ -447,7 +447,7 @@ pub const BACKEND_EXISTENCE_LEN: usize = 1 << 16;
 /// How long it is believed that a backend has an object, and that it has not. Why so short: others upload to it too.
 pub const BACKEND_PRESENT_MS: u64 = 10 * 60 * 1000;
 pub const BACKEND_ABSENT_MS: u64 = 5_000;
-/// Wrong objects of one backend that a core remembers.
+/// Wrong objects of one bucket that a core remembers: the newest.
 pub const BACKEND_WRONG_MAX: usize = 4096;
 /// How often the same trouble of a backend is logged.
 pub const BACKEND_LOG_MS: u64 = 60_000;

@@ -15,7 +15,7 @@ pub mod settings;
 pub mod tls;
 
 pub use owner::Owner;
-pub use percore::{Backend, Backends, Flaw, OwnerPort, ReadBody, Records};
+pub use percore::{Backend, Backends, OwnerPort, ReadBody, Records};
 
 /// How an upload ended, as the metric counts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -9,7 +9,6 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use rustc_hash::FxHashSet;
 
 use super::UploadEnd;
 use super::counts::{Counts, Operation, Unnamed};
@@ -28,6 +27,7 @@ use crate::pure::existence::{Existence, ExistenceLimits};
 use crate::pure::purge::Origin;
 use crate::pure::scope::{Scope, Selection};
 use crate::pure::upload_queue::{ObjectKind, Upload};
+use crate::pure::wrong_objects::{Flaw, WrongObjects};
 use crate::rt;
 use crate::rt::channel::{self, Receiver};
 use crate::rt::lane::Lane;
@@ -116,27 +116,15 @@ struct One {
 struct Bucket {
     client: Client,
     existence: Local<Existence>,
-    /// Objects that were found wrong, for the size that is named or for any: absent as far as we are concerned, and
-    /// replaced by the next upload.
-    wrong: Local<FxHashSet<(Hash, Option<u64>)>>,
+    /// Absent as far as we are concerned, and replaced by the next upload.
+    wrong: Local<WrongObjects>,
 }
 
 impl Bucket {
     /// Whether the object under `key` is wrong for who says that its blob has `size` bytes.
     fn is_wrong(&self, key: Hash, size: u64) -> bool {
-        self.wrong
-            .with(|wrong| !wrong.is_empty() && (wrong.contains(&(key, None)) || wrong.contains(&(key, Some(size)))))
+        self.wrong.with(|wrong| wrong.contains(key, size))
     }
-}
-
-/// What is wrong with an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Flaw {
-    /// Its bytes are not what the hash says.
-    Content,
-    /// It has another size than its reader said. Who is wrong is not known: any client may ask for any size, and must not
-    /// hide the object from those who name the right one.
-    Size,
 }
 
 /// Why an object was not removed.
@@ -286,10 +274,7 @@ impl Backend {
                 one.counts.upload_times.0.observe_time(begun.elapsed());
                 self.report(ticket, Health::Good);
                 if upload.kind == ObjectKind::Cas {
-                    bucket.wrong.with(|wrong| {
-                        wrong.remove(&(cas_key(upload), None));
-                        wrong.remove(&(cas_key(upload), Some(upload.digest.size)));
-                    });
+                    bucket.wrong.with(|wrong| wrong.forget(cas_key(upload), upload.digest.size));
                     self.learn(upload, true);
                 }
                 match outcome {
@@ -335,16 +320,8 @@ impl Backend {
         let (one, bucket, digest) = (&*self.0, self.bucket(&name.scope), &name.digest);
         one.counts.wrong.count();
         if name.kind == ObjectKind::Cas {
-            let size = match flaw {
-                Flaw::Content => None,
-                Flaw::Size => Some(digest.size),
-            };
             bucket.existence.with(|existence| existence.forget(&cas_key(name)));
-            bucket.wrong.with(|wrong| {
-                if wrong.len() < BACKEND_WRONG_MAX {
-                    wrong.insert((cas_key(name), size));
-                }
-            });
+            bucket.wrong.with(|wrong| wrong.note(cas_key(name), digest.size, flaw));
         }
         self.tell_trouble(Trouble::Wrong, &one.wrong_told, || {
             format!(
@@ -480,7 +457,7 @@ impl Backends {
                 Bucket {
                     client: Client::new(one, bucket, tls, credentials.clone(), core, hooks()),
                     existence: Local::new(Existence::new(EXISTENCE)),
-                    wrong: Local::new(FxHashSet::default()),
+                    wrong: Local::new(WrongObjects::new(BACKEND_WRONG_MAX)),
                 }
             };
             Backend(Rc::new(One {

@@ -53,3 +53,4 @@ pub mod superblock;
 pub mod upload_queue;
 pub mod verified;
 pub mod write_request;
+pub mod wrong_objects;

@@ -15,7 +15,7 @@ use super::session::{Session, is_small};
 use super::worker::Worker;
 use crate::backend::s3::HEAD_TIME;
 use crate::backend::settings::ObjectFormat;
-use crate::backend::{Backend, Flaw, ReadBody};
+use crate::backend::{Backend, ReadBody};
 use crate::limits::{
     ACTION_RESULT_LEN_MAX, BACKEND_WAITING_MAX, FLIGHT_WINDOW_LEN, FLIGHTS_MAX, FRAME_LEN, READER_WAIT_MS,
 };
@@ -24,6 +24,7 @@ use crate::pure::casblob::{self, Header};
 use crate::pure::digest::{Digest, Hash};
 use crate::pure::flight::{Next, Phase, Window};
 use crate::pure::upload_queue::{ObjectKind, Upload};
+use crate::pure::wrong_objects::Flaw;
 use crate::rt;
 use crate::rt::channel::{self, Sender};
 use crate::rt::local::{Event, Local, Permit, Permits};
