@@ -89,12 +89,31 @@ impl Holder {
     }
 }
 
+/// What came of asking for credentials.
+#[derive(Debug)]
+pub enum Renewal {
+    /// To go to every core.
+    Issued(Issue),
+    /// Why there is no new set. The last one is still valid and goes on.
+    Failed(String),
+}
+
 /// Gets credentials, and says when to get the next ones. Lives on the core that owns the backend.
 pub struct Keeper {
     source: CredentialSource,
     region: String,
     trust: Option<Trust>,
+    /// Of the last issue.
     generation: u64,
+    last: Option<Last>,
+}
+
+/// The last set that was issued.
+#[derive(Clone, Copy)]
+struct Last {
+    generation: u64,
+    /// Seconds since 1970; `None`: it does not say.
+    expires: Option<u64>,
 }
 
 /// A renewal is due when this part of a lifetime is left, and at least so long before its end.
@@ -108,13 +127,12 @@ const SERVICE_TIME: Duration = Duration::from_secs(5);
 impl Keeper {
     pub fn new(source: CredentialSource, region: &str, trust: Option<Trust>) -> Self {
         let region = if region.is_empty() { "us-east-1" } else { region };
-        Self { source, region: region.to_owned(), trust, generation: 0 }
+        Self { source, region: region.to_owned(), trust, generation: 0, last: None }
     }
 
-    /// The next set, and after how long to call again; `None` when only an expiry makes that necessary.
-    pub async fn issue(&mut self) -> (Issue, Option<Duration>) {
-        self.generation += 1;
-        let generation = self.generation;
+    /// The next set, or why there is none, and after how long to call again; `None` when only an expiry makes that necessary.
+    /// `refused` is the last generation that the backend called expired, 0 for none.
+    pub async fn issue(&mut self, refused: u64) -> (Renewal, Option<Duration>) {
         let got = match &self.source {
             CredentialSource::Anonymous => Ok((None, None)),
             CredentialSource::Static(credentials) => Ok((Some(credentials.clone()), None)),
@@ -127,13 +145,35 @@ impl Keeper {
                 temporary.map(|temporary| (Some(temporary.credentials), Some(temporary.expires)))
             }
         };
+        self.settle(got, refused, rt::time::unix_seconds())
+    }
+
+    /// What follows from the answer of the source, which has an expiry in seconds since 1970.
+    fn settle(
+        &mut self,
+        got: Result<(Option<Credentials>, Option<u64>), String>,
+        refused: u64,
+        now: u64,
+    ) -> (Renewal, Option<Duration>) {
+        let retry = Some(Duration::from_secs(RETRY_S));
+        let valid = |last: Last| last.generation > refused && last.expires.is_none_or(|expires| now < expires);
         match got {
-            Ok((credentials, expires)) => {
-                let again = expires.map(renew_after);
-                (Issue { generation, credentials: Ok(credentials) }, again)
+            Err(reason) if self.last.is_some_and(valid) => (Renewal::Failed(reason), retry),
+            Err(reason) => {
+                self.last = None;
+                (Renewal::Issued(self.next(Err(reason))), retry)
             }
-            Err(reason) => (Issue { generation, credentials: Err(reason) }, Some(Duration::from_secs(RETRY_S))),
+            Ok((credentials, expires)) => {
+                let issue = self.next(Ok(credentials));
+                self.last = Some(Last { generation: issue.generation, expires });
+                (Renewal::Issued(issue), expires.map(|expires| renew_after(expires, now)))
+            }
         }
+    }
+
+    fn next(&mut self, credentials: Result<Option<Credentials>, String>) -> Issue {
+        self.generation += 1;
+        Issue { generation: self.generation, credentials }
     }
 
     async fn take_role(&self, role: &RoleSource) -> Result<Temporary, String> {
@@ -224,9 +264,9 @@ impl Keeper {
     }
 }
 
-/// How long until credentials that expire then should be renewed.
-fn renew_after(expires: u64) -> Duration {
-    let left = expires.saturating_sub(rt::time::unix_seconds());
+/// How long until credentials that expire then should be renewed. Both in seconds since 1970.
+fn renew_after(expires: u64, now: u64) -> Duration {
+    let left = expires.saturating_sub(now);
     let before = (left / RENEW_PART).max(RENEW_BEFORE_S.min(left / 2));
     Duration::from_secs((left - before).max(RETRY_S))
 }
@@ -283,10 +323,31 @@ mod tests {
     /// Goal: renewals come well before the end, and never in a busy loop. Method: some lifetimes.
     #[test]
     fn renewals() {
-        let after = |left: u64| renew_after(rt::time::unix_seconds() + left).as_secs();
-        assert!((2_690..=2_700).contains(&after(3_600)));
-        assert!((17_270..=17_280).contains(&after(21_600)));
-        assert!((440..=450).contains(&after(900)));
-        assert_eq!((after(5), renew_after(0).as_secs()), (RETRY_S, RETRY_S));
+        let now = 1_000_000;
+        let after = |left: u64| renew_after(now + left, now).as_secs();
+        assert_eq!((after(3_600), after(21_600), after(900)), (2_700, 17_280, 450));
+        assert_eq!((after(5), renew_after(0, now).as_secs()), (RETRY_S, RETRY_S));
+    }
+
+    /// Goal: a set is used until it expires or the backend calls it expired, whatever comes of its renewal. Method: one
+    /// renewal after the other, on a clock of the test.
+    #[test]
+    fn a_renewal_that_fails() {
+        let mut keeper = Keeper::new(CredentialSource::Anonymous, "", None);
+        let mut settle = |got, refused, now| match keeper.settle(got, refused, now) {
+            (Renewal::Issued(issue), again) => (Some((issue.generation, issue.credentials.is_ok())), again),
+            (Renewal::Failed(_), again) => (None, again),
+        };
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        let fails = || Err("status 500".to_owned());
+        assert_eq!(settle(fails(), 0, 0), (Some((1, false)), seconds(RETRY_S)), "there was none before");
+        assert_eq!(settle(Ok((None, Some(3_600))), 0, 0), (Some((2, true)), seconds(2_700)));
+        assert_eq!(settle(fails(), 1, 2_700), (None, seconds(RETRY_S)), "an earlier one was refused");
+        assert_eq!(settle(fails(), 1, 3_599), (None, seconds(RETRY_S)));
+        assert_eq!(settle(fails(), 1, 3_600), (Some((3, false)), seconds(RETRY_S)), "it has expired");
+        assert_eq!(settle(Ok((None, Some(7_200))), 1, 3_600), (Some((4, true)), seconds(2_700)));
+        assert_eq!(settle(fails(), 4, 3_700), (Some((5, false)), seconds(RETRY_S)), "the backend refuses it");
+        assert_eq!(settle(Ok((None, None)), 4, 3_800), (Some((6, true)), None));
+        assert_eq!(settle(fails(), 4, u64::MAX), (None, seconds(RETRY_S)), "it does not expire");
     }
 }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::UploadEnd;
-use super::credentials::Keeper;
+use super::credentials::{Keeper, Renewal};
 use super::ledger::{self, Ledger};
 use super::mesh::{BackendIndex, Note, Trouble};
 use super::percore::{Backends, OwnerPort, is_due};
@@ -47,8 +47,9 @@ struct Inner {
     healed: Event,
     /// The state that was announced last.
     announced: Cell<State>,
-    /// Of credentials: the generation that is out, and one that has expired.
+    /// Of credentials: the generation that is out, and the last one that has expired, 0 for none.
     generation: Cell<u64>,
+    refused: Cell<u64>,
     expired: Event,
     queue: Local<UploadQueue>,
     queue_changed: Event,
@@ -122,6 +123,7 @@ impl Owner {
                 healed: Event::default(),
                 announced: Cell::new(State::Closed),
                 generation: Cell::new(0),
+                refused: Cell::new(0),
                 expired: Event::default(),
                 queue: Local::new(queue),
                 queue_changed: Event::default(),
@@ -205,6 +207,7 @@ impl Owned {
             }
             Note::Expired { generation, .. } => {
                 if generation == self.0.generation.get() {
+                    self.0.refused.set(generation);
                     self.0.expired.notify();
                 }
             }
@@ -354,13 +357,21 @@ impl Owned {
     async fn keep_credentials(self, mut keeper: Keeper) {
         loop {
             let expired = self.0.expired.wait();
-            let (issue, again) = keeper.issue().await;
-            if let Err(reason) = &issue.credentials {
-                tracing::error!(backend = self.0.name, "no credentials: {reason}");
+            let (renewal, again) = keeper.issue(self.0.refused.get()).await;
+            match renewal {
+                Renewal::Failed(reason) => {
+                    let text = "the credentials cannot be renewed; the last ones are used until they expire";
+                    tracing::warn!(backend = self.0.name, "{text}: {reason}");
+                }
+                Renewal::Issued(issue) => {
+                    if let Err(reason) = &issue.credentials {
+                        tracing::error!(backend = self.0.name, "no credentials: {reason}");
+                    }
+                    self.0.generation.set(issue.generation);
+                    let backend = self.0.index;
+                    self.tell_all(move || Note::Issue { backend, issue: issue.clone() });
+                }
             }
-            self.0.generation.set(issue.generation);
-            let backend = self.0.index;
-            self.tell_all(move || Note::Issue { backend, issue: issue.clone() });
             let due = rt::time::race(expired, rt::time::sleep(again.unwrap_or(Duration::MAX)));
             if let rt::time::Either::Right(()) = rt::time::race(due, self.0.backends.stopped()).await {
                 return;

@@ -131,9 +131,9 @@ def service():
         one.close()
 
 
-def temporary(key: str) -> str:
+def temporary(key: str, expires: str = "2099-01-01T00:00:00Z") -> str:
     return json.dumps(
-        {"Code": "Success", "AccessKeyId": key, "SecretAccessKey": "s", "Token": f"t-{key}", "Expiration": "2099-01-01T00:00:00Z"}
+        {"Code": "Success", "AccessKeyId": key, "SecretAccessKey": "s", "Token": f"t-{key}", "Expiration": expires}
     )
 
 
@@ -169,6 +169,41 @@ def test_instance_role(store, service, fresh):
     assert request.headers["x-amz-security-token"] == "t-AKIMDS"
     assert "x-amz-security-token" in request.headers["authorization"]
     assert "t-AKIMDS" not in server.log and "imds-token" not in server.log
+
+
+def test_a_renewal_that_fails(store, service, fresh):
+    """The service has nothing when the keys are to be renewed: they go on until they expire, and new ones come in time."""
+    expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 36))
+    given, asked = [temporary("AKOLD", expires)], 0
+
+    def answer(method, path, headers, body):
+        nonlocal asked
+        if method == "PUT":
+            return "imds-token"
+        if path.endswith("/security-credentials/"):
+            return "the-role"
+        asked += 1
+        return given[0]
+
+    imds = service(answer)
+    server = fresh(**keyless(store) | {"s3.auth_method": "iam_role", "s3.iam_role_endpoint": imds.url})
+    until(lambda: "the backend answers" in server.log, "the first keys")
+    given[0] = None
+    with Client(server.address) as client:
+        until(lambda: "the credentials cannot be renewed" in server.log, "a renewal that fails", timeout_s=30)
+        content = put_object(store)
+        assert read(client, content) == content.bytes()
+        assert signed_by(store, "AKOLD")
+        given[0], before = temporary("AKNEW"), asked
+        until(lambda: asked > before, "the next renewal", timeout_s=20)
+
+        def is_new() -> bool:
+            content = put_object(store)
+            assert read(client, content) == content.bytes()
+            return "Credential=AKNEW/" in store.since(0, "GET")[-1].headers["authorization"]
+
+        until(is_new, "the new keys")
+    assert "no credentials" not in server.log
 
 
 def test_container_role(store, service, fresh, tmp_path, monkeypatch):
