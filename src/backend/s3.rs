@@ -289,7 +289,7 @@ impl Client {
             }
             Answer::Miss => Ok(()),
             Answer::Exists | Answer::Conflict | Answer::NotImplemented => {
-                Err(S3Error::Refused { status: 0, code: "the backend deletes nothing".into(), message: String::new() })
+                Err(refused("the backend deletes nothing", 0))
             }
         }
     }
@@ -347,7 +347,7 @@ impl Client {
     async fn document(&self, call: &Call<'_>, body: &dyn Fn() -> OutBody) -> Result<Bytes, S3Error> {
         match self.call(call, body).await? {
             Answer::Ok(mut response) => read_document(&mut response.body, DOCUMENT_MAX).await,
-            Answer::Miss => Err(S3Error::Refused { status: 404, code: "NoSuchBucket".into(), message: String::new() }),
+            Answer::Miss => Err(refused("NoSuchBucket", 404)),
             Answer::Exists | Answer::Conflict | Answer::NotImplemented => {
                 Err(unexpected("the operation is not possible here", 0))
             }
@@ -518,6 +518,10 @@ fn try_time(len: u64) -> Duration {
 const UPLOAD_ID_LEN_MAX: usize = 4096;
 const ETAG_LEN_MAX: usize = 1024;
 const UNSENDABLE: &str = "the access key, the session token or the region has characters that no header may have";
+
+fn refused(what: &str, status: u16) -> S3Error {
+    S3Error::Refused { status, code: what.to_owned(), message: String::new() }
+}
 
 fn unexpected(what: &str, status: u16) -> S3Error {
     S3Error::Server { status, code: what.to_owned(), message: String::new() }

@@ -165,6 +165,36 @@ def test_denied_uploads(store, client, server):
     assert server.log.count("upload: access denied") == 1
 
 
+@pytest.mark.parametrize("times", [2, 3])
+def test_conflicts_of_what_replaces(store, client, server, times):
+    """409 to the update of an action: what is there is not what was to be stored. Tried again, and in the end owed."""
+    action = digest_of(b"an action that changes")
+    old = store.objects[action_key(action.hash)] = message("ActionResult")(exit_code=1).SerializeToString()
+    fail_at(store, "PUT", "", (409, "OperationAborted"), times)
+    client.update_action(action, message("ActionResult")(exit_code=7))
+    if times == 2:
+        until(lambda: outcome(server, "created") == 1, "the update")
+        assert message("ActionResult").FromString(store.objects[action_key(action.hash)]).exit_code == 7
+    else:
+        until(lambda: outcome(server, "error", "s3_put_failed") == 1, "the outcome")
+        assert store.objects[action_key(action.hash)] == old and owed(server) == 1
+    assert store.count("PUT") == 3 and series(server, "breaker_state") == 0
+
+
+def test_conflicts_of_what_is_new(store, client, server):
+    """409 to a conditional upload: done when the object is there by then, else tried again."""
+    there, absent = unique(4000), unique(4000)
+    store.objects[blob_key(there.hash)] = casblob(there.bytes())
+    fail_at(store, "PUT", "", (409, "ConditionalRequestConflict"), 1)
+    upload(client, there)
+    until(lambda: outcome(server, "already_exists", "precondition_failed") == 1, "the outcome")
+    assert len(of_key(store, "PUT", there)) == 1
+    fail_at(store, "PUT", "", (409, "ConditionalRequestConflict"), 2)
+    upload(client, absent)
+    until(lambda: outcome(server, "created") == 1, "the upload")
+    assert len(of_key(store, "PUT", absent)) == 3
+
+
 def test_retry_after(store, client, server):
     """An upload waits as long as the store asks; a read, for which somebody waits, takes it for a no."""
     store.fault, store.times, store.retry_after = 503, 1, "3"

@@ -53,6 +53,7 @@ class FaultStore:
     "short"         ends the body too early, with a clean end of the connection
     "wrong"         sends a body with one other byte in its middle
     an int          answers with this status
+    (int, str)      answers with this status and code
 
     `refuse` and `black_hole` are for connections: refused, and never answered.
     """
@@ -229,6 +230,8 @@ class FaultStore:
             while not self._released.wait(0.5):
                 connection.sendall(b"X-Slow: 1\r\n")
             return False
+        if isinstance(fault, tuple):
+            return self._send(connection, fault[0], ERROR.format(fault[1]).encode(), request)
         if isinstance(fault, int):
             code = {429: "TooManyRequests", 503: "SlowDown", 500: "InternalError", 403: "AccessDenied"}.get(fault, "Other")
             extra = f"Retry-After: {self.retry_after}\r\n" if self.retry_after else ""

@@ -86,7 +86,8 @@ impl Client {
         if condition == Condition::IfAbsent && !self.0.unconditional.get() {
             call.headers.push(self.if_absent());
         }
-        let mut settled = 0;
+        self.0.calls.set(self.0.calls.get() + 1);
+        let mut conflicts = Backoff::new(Schedule::Short, self.0.calls.get());
         loop {
             let answer = match self.call(&call, &body).await {
                 // What stands for it need not know its conditions.
@@ -97,7 +98,7 @@ impl Client {
             };
             let mut response = match answer {
                 Answer::Ok(response) => response,
-                Answer::Exists => return Ok(PutOutcome::AlreadyExists),
+                Answer::Exists if condition == Condition::IfAbsent => return Ok(PutOutcome::AlreadyExists),
                 Answer::NotImplemented if call.headers.len() > unconditional => {
                     tracing::info!(
                         backend = %self.0.settings.name,
@@ -107,17 +108,19 @@ impl Client {
                     call.headers.truncate(unconditional);
                     continue;
                 }
-                // Somebody else is making the object, or has just made it.
-                Answer::Conflict if settled < CONFLICTS_MAX => {
-                    settled += 1;
-                    if self.head(key, HEAD_TIME).await?.is_some() {
+                // Somebody else is making the object, or has just made it. Why not asked for when it is to be replaced: what is
+                // there may be what has to go.
+                Answer::Conflict => {
+                    if condition == Condition::IfAbsent && self.head(key, HEAD_TIME).await?.is_some() {
                         return Ok(PutOutcome::AlreadyExists);
                     }
+                    let wait = conflicts.next_wait(Reason::Transient).filter(|_| (self.0.hooks.may_retry)());
+                    let wait = wait.ok_or_else(|| refused("others go on writing this object", 409))?;
+                    rt::time::sleep(wait).await;
                     continue;
                 }
-                Answer::Miss | Answer::Conflict | Answer::NotImplemented => {
-                    let code = "the backend refuses this kind of upload".to_owned();
-                    return Err(S3Error::Refused { status: 0, code, message: String::new() });
+                Answer::Miss | Answer::Exists | Answer::NotImplemented => {
+                    return Err(refused("the backend refuses this kind of upload", 0));
                 }
             };
             finish(&mut response.body).await;
