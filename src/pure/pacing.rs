@@ -11,20 +11,19 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Starts at `most`, which is at least 1.
+    /// Starts at `most`.
     pub fn new(most: u32) -> Self {
-        let most = most.max(1);
         Self { limit: most, most, succeeded: 0 }
     }
 
-    /// Uploads that may run at a time: at least 1.
+    /// Uploads that may run at a time: at least 1, or none where there may never be one.
     pub fn limit(&self) -> u32 {
         self.limit
     }
 
     /// The backend asked for less.
     pub fn throttled(&mut self) {
-        self.limit = (self.limit / 2).max(1);
+        self.limit = (self.limit / 2).max(1).min(self.most);
         self.succeeded = 0;
     }
 
@@ -80,7 +79,7 @@ mod tests {
                 } else {
                     pace.succeeded()
                 }
-                assert!((1..=most.max(1)).contains(&pace.limit()), "seed {seed}");
+                assert!((most.min(1)..=most).contains(&pace.limit()), "seed {seed}");
             }
         }
     }

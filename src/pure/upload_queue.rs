@@ -322,6 +322,16 @@ mod tests {
         assert_eq!(queue.start(), Some(upload(3)));
     }
 
+    /// Goal: where no upload may run, what a former run owes is kept and none is started. Method: all ways to start one.
+    #[test]
+    fn no_uploaders() {
+        let mut queue = UploadQueue::new(QueueLimits { queued: 0, owed: 3, running: 0 });
+        assert_eq!(queue.push(upload(1)), Pushed::Owed);
+        queue.throttled();
+        queue.succeeded();
+        assert_eq!((queue.retry_owed(), queue.start(), queue.owed(), queue.depth()), (0, None, 1, 0));
+    }
+
     /// Goal: a thing that changes while it is uploaded is uploaded again. Method: one, step by step.
     #[test]
     fn changed_while_running() {

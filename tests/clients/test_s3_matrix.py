@@ -138,7 +138,11 @@ def test_uploads_that_fail_are_owed(store, fresh, fault, reason):
     assert len(of_key(store, "PUT", content)) in {500: [3], "hang_up": [3, 4], "silent": [1]}[fault]
     until(lambda: owed(server) == 1, "it is owed")
     store.heal()
-    server.restart()
+    made = store.count("PUT")
+    server.restart(num_uploaders="0")
+    until(lambda: "the backend answers" in server.log, "a start without uploads")
+    assert owed(server) == 1 and store.count("PUT") == made
+    server.restart(num_uploaders=None)
     until(lambda: outcome(server, "created") == 1, "the upload")
     assert owed(server) == 0
 
