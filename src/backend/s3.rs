@@ -349,7 +349,7 @@ impl Client {
             Answer::Ok(mut response) => read_document(&mut response.body, DOCUMENT_MAX).await,
             Answer::Miss => Err(refused("NoSuchBucket", 404)),
             Answer::Exists | Answer::Conflict | Answer::NotImplemented => {
-                Err(unexpected("the operation is not possible here", 0))
+                Err(refused("the operation is not possible here", 0))
             }
         }
     }

@@ -273,6 +273,23 @@ def test_parts_that_fail_for_good(parts, store, fault, reason):
         until(parts.is_there, "the upload of the next run", timeout_s=30)
 
 
+@pytest.mark.parametrize("method, step, fault", [
+    ("POST", "uploads", (501, "NotImplemented")),
+    ("POST", "uploads", (409, "OperationAborted")),
+    ("PUT", "partNumber=1", (412, "PreconditionFailed")),
+])
+def test_a_store_without_parts(store, fresh, method, step, fault):
+    """A store that refuses uploads in parts answers, so it is not sick: its breaker stays closed, and they are owed."""
+    server = begin(fresh, store, storage_mode="uncompressed", **{"s3.multipart_from": "5M"})
+    fail_at(store, method, step, fault, 1000)
+    with Client(server.address) as client:
+        for number in range(6):
+            upload(client, unique(6 * MIB + number))
+    until(lambda: outcome(server, "error", "s3_put_failed") >= 6, "the outcomes")
+    until(lambda: owed(server) == 6, "they are owed")
+    assert series(server, "breaker_state") == 0
+
+
 @pytest.mark.parametrize("mode", ["zstd", "uncompressed"])
 @pytest.mark.parametrize("size", [2 * KIB, 3 * MIB])
 def test_wrong_objects(store, fresh, mode, size):

@@ -46,7 +46,7 @@ impl Client {
             (call.schedule, call.payload) = (Schedule::Patient, self.payload_of(body()).await?);
             call.try_time = try_time(part_len);
             let Answer::Ok(mut response) = self.call(&call, &body).await? else {
-                return Err(unexpected("a part was refused", 0));
+                return Err(refused("a part was refused", 0));
             };
             let etag = response.header("etag").filter(|etag| etag.len() <= ETAG_LEN_MAX);
             etags.push(etag.ok_or_else(|| unexpected("a part has no ETag", 200))?.to_owned());
