@@ -292,6 +292,8 @@ impl Backend {
                     | S3Error::Stalled
                     | S3Error::Server { .. }
                     | S3Error::Refused { .. }
+                    // These come again.
+                    | S3Error::Outdated { .. }
                     | S3Error::NoCredentials(_) => UploadEnd::Failed,
                 }
             }
@@ -364,7 +366,7 @@ impl Backend {
     fn failed(&self, ticket: Ticket, what: &str, error: &S3Error) {
         self.0.counts.failures.count();
         match error {
-            S3Error::Denied { .. } | S3Error::NoCredentials(_) => {
+            S3Error::Denied { .. } | S3Error::Outdated { .. } | S3Error::NoCredentials(_) => {
                 self.tell_trouble(Trouble::Denied, &self.0.denied_told, || {
                     format!("{what}: {error}. Check the credentials and their policy")
                 });

@@ -45,6 +45,8 @@ pub enum S3Error {
     Server { status: u16, code: String, message: String },
     #[error("access denied: status {status} {code}: {message}")]
     Denied { status: u16, code: String, message: String },
+    #[error("the credentials have expired or the clock is wrong: status {status} {code}: {message}")]
+    Outdated { status: u16, code: String, message: String },
     #[error("refused: status {status} {code}: {message}")]
     Refused { status: u16, code: String, message: String },
     #[error("there are no credentials: {0}")]
@@ -57,7 +59,9 @@ impl S3Error {
         match self {
             Self::Http(HttpError::OurBody(_)) => Health::Unknown,
             Self::Http(_) | Self::Timeout { .. } | Self::Stalled | Self::Server { .. } => Health::Bad,
-            Self::Throttled { .. } | Self::Denied { .. } | Self::NoCredentials(_) => Health::Unknown,
+            Self::Throttled { .. } | Self::Denied { .. } | Self::Outdated { .. } | Self::NoCredentials(_) => {
+                Health::Unknown
+            }
             // It answered, and will so again.
             Self::Refused { .. } => Health::Good,
         }
@@ -400,8 +404,9 @@ impl Client {
                             (Reason::Throttled { retry_after: asked }, S3Error::Throttled { status, code })
                         }
                         Verdict::Transient => (Reason::Transient, S3Error::Server { status, code, message }),
-                        Verdict::Denied | Verdict::Expired | Verdict::Skewed => {
-                            return Err(S3Error::Denied { status, code, message });
+                        Verdict::Denied => return Err(S3Error::Denied { status, code, message }),
+                        Verdict::Expired | Verdict::Skewed => {
+                            return Err(S3Error::Outdated { status, code, message });
                         }
                         Verdict::Region(_) | Verdict::NotImplemented | Verdict::Permanent => {
                             return Err(S3Error::Refused { status, code, message });

@@ -125,7 +125,13 @@ def test_a_fault_that_passes(store, client, server, fault):
     assert series(server, "breaker_state") == 0 and owed(server) == 0
 
 
-@pytest.mark.parametrize("fault, reason", [(500, "s3_put_failed"), ("hang_up", "s3_put_failed"), ("silent", "timeout")])
+@pytest.mark.parametrize("fault, reason", [
+    (500, "s3_put_failed"),
+    ("hang_up", "s3_put_failed"),
+    ("silent", "timeout"),
+    ((400, "ExpiredToken"), "s3_put_failed"),
+    ((403, "RequestTimeTooSkewed"), "s3_put_failed"),
+])
 def test_uploads_that_fail_are_owed(store, fresh, fault, reason):
     """An upload that failed for good is owed, and made when the store is well: after a start at the latest."""
     server = begin(fresh, store, **{"s3.upload_timeout": "2s"})
@@ -135,7 +141,8 @@ def test_uploads_that_fail_are_owed(store, fresh, fault, reason):
         upload(client, content)
     until(lambda: outcome(server, "error", reason) == 1, "the outcome")
     # A kept connection that ends with the first request is replaced at no charge.
-    assert len(of_key(store, "PUT", content)) in {500: [3], "hang_up": [3, 4], "silent": [1]}[fault]
+    assert len(of_key(store, "PUT", content)) in {500: [3], "hang_up": [3, 4], "silent": [1]}.get(fault, [2])
+    assert series(server, "breaker_state") == 0
     until(lambda: owed(server) == 1, "it is owed")
     store.heal()
     made = store.count("PUT")
