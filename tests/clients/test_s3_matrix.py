@@ -223,9 +223,9 @@ def test_retry_after(store, client, server):
 class Parts:
     """A blob that goes in six parts, of which the tests make the third one fail."""
 
-    def __init__(self, store, fresh):
+    def __init__(self, store, fresh, **flags):
         self.store, self.content = store, unique(27 * MIB)
-        self.server = begin(fresh, store, storage_mode="uncompressed", **{"s3.multipart_from": "5M"})
+        self.server = begin(fresh, store, storage_mode="uncompressed", **{"s3.multipart_from": "5M"} | flags)
 
     def upload(self):
         with Client(self.server.address) as client:
@@ -278,6 +278,16 @@ def test_parts_that_fail_for_good(parts, store, fault, reason):
     if fault == 500:
         parts.server.restart()
         until(parts.is_there, "the upload of the next run", timeout_s=30)
+
+
+def test_parts_that_take_too_long(store, fresh):
+    """An upload that its time limit ends in the middle removes its parts as well, and is owed."""
+    parts = Parts(store, fresh, **{"s3.upload_timeout": "8s"})
+    fail_at(store, "PUT", "partNumber=3", "silent", 1)
+    parts.upload()
+    until(lambda: outcome(parts.server, "error", "timeout") == 1, "the outcome")
+    assert store.parts == {} and store.count("DELETE") == 1
+    assert len(parts.sent(3)) == 1 and owed(parts.server) == 1
 
 
 @pytest.mark.parametrize("method, step, fault", [

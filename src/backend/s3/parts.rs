@@ -9,22 +9,26 @@ const PART_LEN_MAX: u64 = 256 << 20;
 const PARTS_MAX: u64 = 10_000;
 
 impl Client {
-    /// Makes an object that is too large for one PUT, in parts.
+    /// Makes an object that is too large for one PUT, in parts. `total` bounds all of it but the removal of its parts, which
+    /// follows whenever it fails.
     pub(super) async fn put_parts(
         &self,
         key: &str,
         source: &dyn Source,
         condition: Condition,
+        total: Duration,
     ) -> Result<PutOutcome, S3Error> {
-        if condition == Condition::IfAbsent && self.head(key, HEAD_TIME).await?.is_some() {
-            return Ok(PutOutcome::AlreadyExists);
-        }
-        let mut call = Call { schedule: Schedule::Patient, ..Call::new(Operation::Write, Method::POST, key) };
-        call.query.push(("uploads", ""));
-        let begun = self.document(&call, &OutBody::empty).await?;
-        let id = s3_message::parse_upload_id(&begun).filter(|id| id.len() <= UPLOAD_ID_LEN_MAX);
-        let id = id.ok_or_else(|| unexpected("no UploadId in the answer", 200))?;
-        let put = self.put_all_parts(key, source, &id).await;
+        let mut deadline = rt::time::sleep(total);
+        let timeout = || S3Error::Timeout { what: "end of the upload", after: total };
+        let id = match rt::time::race(Box::pin(self.begin_parts(key, condition)), &mut deadline).await {
+            rt::time::Either::Left(begun) => begun?,
+            rt::time::Either::Right(()) => return Err(timeout()),
+        };
+        let Some(id) = id else { return Ok(PutOutcome::AlreadyExists) };
+        let put = match rt::time::race(Box::pin(self.put_all_parts(key, source, &id)), &mut deadline).await {
+            rt::time::Either::Left(put) => put,
+            rt::time::Either::Right(()) => Err(timeout()),
+        };
         if put.is_err() {
             let mut call = Call::new(Operation::Read, Method::DELETE, key);
             call.query.push(("uploadId", &id));
@@ -32,6 +36,18 @@ impl Client {
             let _ = within(HEAD_TIME, "answer", self.call(&call, &OutBody::empty)).await;
         }
         put.map(|()| PutOutcome::Created)
+    }
+
+    /// The id of a new upload; `None` when the object is there already.
+    async fn begin_parts(&self, key: &str, condition: Condition) -> Result<Option<String>, S3Error> {
+        if condition == Condition::IfAbsent && self.head(key, HEAD_TIME).await?.is_some() {
+            return Ok(None);
+        }
+        let mut call = Call { schedule: Schedule::Patient, ..Call::new(Operation::Write, Method::POST, key) };
+        call.query.push(("uploads", ""));
+        let begun = self.document(&call, &OutBody::empty).await?;
+        let id = s3_message::parse_upload_id(&begun).filter(|id| id.len() <= UPLOAD_ID_LEN_MAX);
+        id.map(Some).ok_or_else(|| unexpected("no UploadId in the answer", 200))
     }
 
     async fn put_all_parts(&self, key: &str, source: &dyn Source, id: &str) -> Result<(), S3Error> {

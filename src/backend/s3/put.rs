@@ -67,7 +67,7 @@ impl Client {
     ) -> Result<PutOutcome, S3Error> {
         let large = source.len() > self.0.settings.multipart_from && self.0.settings.dialect == Dialect::S3;
         match large {
-            true => within(total, "end of the upload", self.put_parts(key, source, condition)).await,
+            true => Box::pin(self.put_parts(key, source, condition, total)).await,
             false => within(total, "end of the upload", self.put_whole(key, source, condition)).await,
         }
     }
