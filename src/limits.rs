@@ -464,8 +464,9 @@ pub const BACKEND_OWED_MAX: usize = 1 << 20;
 /// How often the records of owed uploads are marked as used, and of how many of them at most: the oldest.
 pub const BACKEND_OWED_KEEP_MS: u64 = 60_000;
 pub const BACKEND_OWED_KEPT_MAX: usize = 1 << 16;
-/// How often owed uploads are tried again while the backend is well.
+/// How often owed uploads are tried again while the backend is well, and how seldom at last while it takes none.
 pub const BACKEND_OWED_RETRY_MS: u64 = 15_000;
+pub const BACKEND_OWED_RETRY_MAX_MS: u64 = 300_000;
 /// The breaker of a backend: failures in a row that open it, how long it stays open, how long its probe may take.
 pub const BREAKER_FAILURES: u32 = 5;
 pub const BREAKER_OPEN_MS: u64 = 15_000;

@@ -13,10 +13,11 @@ use super::percore::{Backends, OwnerPort, is_due};
 use super::s3::S3Error;
 use super::tls::Trust;
 use crate::limits::{
-    BACKEND_OWED_KEEP_MS, BACKEND_OWED_KEPT_MAX, BACKEND_OWED_MAX, BACKEND_OWED_RETRY_MS, BREAKER_FAILURES,
-    BREAKER_OPEN_MS, BREAKER_PROBE_LEN, BREAKER_PROBE_MS,
+    BACKEND_OWED_KEEP_MS, BACKEND_OWED_KEPT_MAX, BACKEND_OWED_MAX, BACKEND_OWED_RETRY_MAX_MS, BACKEND_OWED_RETRY_MS,
+    BREAKER_FAILURES, BREAKER_OPEN_MS, BREAKER_PROBE_LEN, BREAKER_PROBE_MS,
 };
 use crate::metrics::{Counter, Metric, Snapshot};
+use crate::pure::backoff::Passes;
 use crate::pure::breaker::{Act, Announcement, Breaker, BreakerLimits, Evidence, State};
 use crate::pure::breaker_view::Health;
 use crate::pure::digest::EMPTY;
@@ -53,6 +54,7 @@ struct Inner {
     expired: Event,
     queue: Local<UploadQueue>,
     queue_changed: Event,
+    passes: Local<Passes>,
     ledger: Ledger,
     /// Uploads that run.
     running: Gate,
@@ -127,6 +129,10 @@ impl Owner {
                 expired: Event::default(),
                 queue: Local::new(queue),
                 queue_changed: Event::default(),
+                passes: Local::new(Passes::new(
+                    Duration::from_millis(BACKEND_OWED_RETRY_MS),
+                    Duration::from_millis(BACKEND_OWED_RETRY_MAX_MS),
+                )),
                 ledger,
                 running: Gate::default(),
                 draining: Cell::new(false),
@@ -429,8 +435,12 @@ impl Owned {
             false => UploadEnd::Failed,
         };
         self.0.counts.outcomes[end as usize].count();
+        let taken = matches!(end, UploadEnd::Created | UploadEnd::AlreadyExists);
+        if taken {
+            self.0.passes.with(Passes::succeeded);
+        }
         let ended = self.0.queue.with(|queue| {
-            if matches!(end, UploadEnd::Created | UploadEnd::AlreadyExists) {
+            if taken {
                 queue.succeeded();
             }
             queue.finish(upload.clone(), if end.is_final() { End::Done } else { End::Owed })
@@ -451,7 +461,8 @@ impl Owned {
         self.0.queue_changed.notify();
     }
 
-    /// Tries owed uploads again: once in a while, and as soon as the backend is well again. Until then their records count
+    /// Tries owed uploads again: once in a while, ever more seldom while the backend takes none, and as soon as it is well
+    /// again. Until then their records count
     /// as used, so that they are not evicted before those that nobody wants.
     async fn retry_owed(self) {
         let mut kept: Option<Instant> = None;
@@ -462,12 +473,17 @@ impl Owned {
                 kept = Some(now);
                 self.keep_owed().await;
             }
-            if self.state() == State::Closed && self.0.queue.with(UploadQueue::retry_owed) > 0 {
+            let now = now - self.0.epoch;
+            let is_due = self.state() == State::Closed && self.0.passes.with(|passes| passes.is_due(now));
+            if is_due && self.0.queue.with(UploadQueue::retry_owed) > 0 {
+                self.0.passes.with(|passes| passes.begun(now));
                 self.0.queue_changed.notify();
             }
             let due = rt::time::race(healed, rt::time::sleep(Duration::from_millis(BACKEND_OWED_RETRY_MS)));
-            if let rt::time::Either::Right(()) = rt::time::race(due, self.0.backends.stopped()).await {
-                return;
+            match rt::time::race(due, self.0.backends.stopped()).await {
+                rt::time::Either::Left(rt::time::Either::Left(())) => self.0.passes.with(Passes::healed),
+                rt::time::Either::Left(rt::time::Either::Right(())) => {}
+                rt::time::Either::Right(()) => return,
             }
         }
     }

@@ -75,6 +75,46 @@ pub fn throttled_wait(call: u64, retry: u32) -> Duration {
     Duration::from_millis(ceiling / 2 + random.below(ceiling / 2))
 }
 
+/// When all that is owed to a backend is tried again: the wait after a pass doubles with each pass since the backend last took
+/// something. Times count from any fixed moment.
+#[derive(Debug, Clone)]
+pub struct Passes {
+    first: Duration,
+    most: Duration,
+    last: Option<Duration>,
+    /// Passes since the last success.
+    fruitless: u32,
+}
+
+impl Passes {
+    /// The first wait, and the longest.
+    pub fn new(first: Duration, most: Duration) -> Self {
+        Self { first, most, last: None, fruitless: 0 }
+    }
+
+    /// Whether it is time for a pass.
+    pub fn is_due(&self, now: Duration) -> bool {
+        let wait = self.first.saturating_mul(1 << self.fruitless.saturating_sub(1).min(16)).min(self.most);
+        self.last.is_none_or(|last| now >= last + wait)
+    }
+
+    /// A pass has begun.
+    pub fn begun(&mut self, now: Duration) {
+        self.last = Some(now);
+        self.fruitless = self.fruitless.saturating_add(1);
+    }
+
+    /// The backend took something.
+    pub fn succeeded(&mut self) {
+        self.fruitless = 0;
+    }
+
+    /// The backend is well again: the next pass is due at once.
+    pub fn healed(&mut self) {
+        (self.last, self.fruitless) = (None, 0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,5 +169,31 @@ mod tests {
         assert_eq!(first(Some(Duration::from_secs(60))), Duration::from_secs(60));
         assert_eq!(first(Some(Duration::from_secs(61))), first(None));
         assert_eq!(first(Some(Duration::ZERO)), first(None));
+    }
+
+    /// Goal: passes that bring nothing come ever later, up to the longest wait, and soon again after a success. Method: a
+    /// clock of the test that looks each second.
+    #[test]
+    fn passes() {
+        let seconds = Duration::from_secs;
+        let mut passes = Passes::new(seconds(15), seconds(300));
+        let mut begun = Vec::new();
+        for now in 0..1_000 {
+            if passes.is_due(seconds(now)) {
+                passes.begun(seconds(now));
+                begun.push(now);
+            }
+        }
+        assert_eq!(begun, [0, 15, 45, 105, 225, 465, 765]);
+        passes.succeeded();
+        assert!(!passes.is_due(seconds(779)) && passes.is_due(seconds(780)));
+        passes.begun(seconds(1_000));
+        assert!(!passes.is_due(seconds(1_014)) && passes.is_due(seconds(1_015)));
+        passes.begun(seconds(1_015));
+        assert!(!passes.is_due(seconds(1_044)));
+        passes.healed();
+        assert!(passes.is_due(seconds(1_016)));
+        (0..100).for_each(|_| passes.begun(seconds(2_000)));
+        assert!(!passes.is_due(seconds(2_299)) && passes.is_due(seconds(2_300)));
     }
 }
