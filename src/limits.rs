@@ -434,6 +434,9 @@ pub const BACKEND_IDLE_MS: u64 = 15_000;
 pub const BACKEND_ADDRESSES_KEEP_MS: u64 = 30_000;
 /// The longest wait for a connection and the head of a backend's answer, all tries of a read together.
 pub const BACKEND_HEAD_MS: u64 = 10_000;
+/// How long of that a read waits for its turn; then it is a miss, which says nothing of the backend. Why half: what begins has
+/// the rest to be answered in, so that a backend that is well is not taken for a sick one because much is asked of it.
+pub const BACKEND_TURN_MS: u64 = BACKEND_HEAD_MS / 2;
 /// Bytes per second below which a body, waited for during 10 s, has stalled.
 pub const BACKEND_SPEED_FLOOR: u64 = 64 << 10;
 /// The longest error document that is read, in bytes.

@@ -17,7 +17,8 @@ use crate::backend::s3::HEAD_TIME;
 use crate::backend::settings::ObjectFormat;
 use crate::backend::{Backend, ReadBody};
 use crate::limits::{
-    ACTION_RESULT_LEN_MAX, BACKEND_WAITING_MAX, FLIGHT_WINDOW_LEN, FLIGHTS_MAX, FRAME_LEN, READER_WAIT_MS,
+    ACTION_RESULT_LEN_MAX, BACKEND_TURN_MS, BACKEND_WAITING_MAX, FLIGHT_WINDOW_LEN, FLIGHTS_MAX, FRAME_LEN,
+    READER_WAIT_MS,
 };
 use crate::pure::action_result::References;
 use crate::pure::casblob::{self, Header};
@@ -191,9 +192,9 @@ impl Drop for Following<'_> {
 
 /// Where a flight begins.
 enum Start {
-    /// The backend is asked. `deadline` is that of the answer's head, so that nobody waits longer for a backend that gives
-    /// none: also not for those who asked it earlier.
-    Asking { deadline: Instant },
+    /// The backend is asked once it is this flight's turn, if that is by `turn`. `deadline` is that of the answer's head, so
+    /// that nobody waits longer for a backend that gives none: also not for those who asked it earlier.
+    Asking { turn: Instant, deadline: Instant },
     /// It has answered.
     Answered(Box<Incoming>),
 }
@@ -205,6 +206,9 @@ struct Incoming {
     first: Bytes,
     _permit: Permit,
 }
+
+/// The longest wait for a turn.
+const TURN_TIME: Duration = Duration::from_millis(BACKEND_TURN_MS);
 
 /// The size of a blob that is known by its hash alone. Why 0: no blob of that size gets here.
 const UNKNOWN: u64 = 0;
@@ -323,9 +327,10 @@ impl<D: BlobDisk> Worker<D> {
     /// The flight of `name`: the one that is on its way, or a new one. `None` when there are too many.
     fn board(&self, name: Upload) -> Option<Rc<Flight>> {
         let (flight, is_new) = self.enlist(&name)?;
-        let deadline = rt::time::now() + HEAD_TIME;
+        let now = rt::time::now();
+        let asking = Start::Asking { turn: now + TURN_TIME, deadline: now + HEAD_TIME };
         match is_new {
-            true => self.take_off(name, flight, Start::Asking { deadline }),
+            true => self.take_off(name, flight, asking),
             false => Some(flight),
         }
     }
@@ -362,9 +367,9 @@ impl<D: BlobDisk> Worker<D> {
         let (backend, flights) = self.backend_and_flights().expect("only with a backend is there a flight");
         let flown = Box::pin(async {
             let body = match from {
-                Start::Asking { deadline } => {
-                    let turn = rt::time::race(flights.permits.take(), rt::time::deadline(deadline)).await;
-                    let rt::time::Either::Left(permit) = turn else { return Landing::Missed };
+                Start::Asking { turn, deadline } => {
+                    let taken = rt::time::race(flights.permits.take(), rt::time::deadline(turn)).await;
+                    let rt::time::Either::Left(permit) = taken else { return Landing::Missed };
                     let Some(body) = backend.fetch(&name, deadline).await else { return Landing::Missed };
                     Incoming { body, first: Bytes::new(), _permit: permit }
                 }

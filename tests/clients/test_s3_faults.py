@@ -6,6 +6,7 @@ import concurrent.futures
 import threading
 import time
 
+import grpc
 import pytest
 
 from bucket import action_key, blob_key, casblob
@@ -145,6 +146,34 @@ def test_throttles_and_denials_open_nothing(store, server):
         assert state(server) == 0
         assert series(server, "failures_total", backend="default") >= 24
     assert server.log.count("Check the credentials") == 1
+
+
+def test_who_waits_too_long_for_a_turn_misses(store, fresh):
+    """More reads than may run, of a store that is well but slow: those that wait miss, soon enough for those that run to have
+    their time, and the store counts as well."""
+    server = fresh(http_address="127.0.0.1:0", memory_limit="300M", cores="1", **store.flags())
+    until(lambda: "the backend answers" in server.log, "the look at the store")
+    contents = [unique(1000) for _ in range(60)]
+    for content in contents:
+        store.objects[blob_key(content.hash)] = casblob(content.bytes())
+    go = threading.Event()
+    store.gate = lambda request: go.wait(30) if request.method == "GET" else None
+    with Client(server.address) as client, concurrent.futures.ThreadPoolExecutor(len(contents)) as pool:
+
+        def is_read(content) -> bool:
+            try:
+                return client.read(blob_name(content.hash, content.size)) == content.bytes()
+            except grpc.RpcError as error:
+                assert error.code() == grpc.StatusCode.NOT_FOUND
+                return False
+
+        calls = [pool.submit(is_read, content) for content in contents]
+        late = until(lambda: [call for call in calls if call.done()], "a read has waited too long")
+        assert len(late) < len(calls) and not any(call.result() for call in late)
+        go.set()
+        assert any([call.result(60) for call in calls])
+        assert state(server) == 0 and series(server, "failures_total", backend="default") == 0
+        assert all(map(is_read, contents))
 
 
 def test_the_breaker(store, server):
