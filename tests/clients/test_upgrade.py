@@ -212,7 +212,7 @@ def test_a_new_one_that_fails_changes_nothing(line):
     (old.directory / "purges.v1").write_text("something else")
     for flags, reason in [
         ({"max_size": "0.07"}, "was made with"),
-        ({"max_size": "900000"}, "no room in the file system|largest cache"),
+        ({"max_size": "60000"}, "no room in the file system|largest cache"),
         ({}, "purges.v1 is damaged"),
     ]:
         with pytest.raises(StartError, match=reason):

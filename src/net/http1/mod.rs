@@ -58,10 +58,11 @@ where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     S: Store,
 {
-    // Why the very last only for few: who looks at `/status` must be answered whatever others have taken.
+    // Why the very last for few: who looks at `/status` must be answered whatever others have taken. Why not the last eighth for
+    // the others: a flood over HTTP must leave room for gRPC.
     let len = limits::HTTP_CONNECTION_HELD_LEN;
     let is_one_of_few = server.counters.http.connections.get() < limits::HTTP_CONNECTIONS_FIRST_MAX;
-    let claim = Claim::First { held: if is_one_of_few { 0 } else { len } };
+    let claim = if is_one_of_few { Claim::First { held: 0 } } else { Claim::Further };
     let memory = server.settings.purse.apart_for(len, claim);
     let Some(_memory) = memory else {
         server.counters.http.failed.count();
