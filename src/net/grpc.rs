@@ -62,8 +62,7 @@ pub(super) fn start<S: Store>(
     // Why: many calls of few connections must not keep others from making one.
     let open = calls.len();
     let is_first = open < limits::CALLS_FIRST_MAX;
-    let claim =
-        if is_first { Claim::First { held: (1 + open) as u64 * limits::CALL_HELD_LEN } } else { Claim::Further };
+    let claim = if is_first { Claim::First { held: open as u64 * limits::CALL_HELD_LEN } } else { Claim::Further };
     let memory = server.settings.purse.apart_for(limits::CALL_HELD_LEN, claim);
     let is_full = memory.is_none() && !is_exempt;
     if let Some(status) = not_grpc(&head) {

@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 use h2::server::{Builder, Connection};
@@ -28,8 +28,7 @@ where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     S: Store,
 {
-    let claim = Claim::First { held: limits::CONNECTION_HELD_LEN };
-    let Some(memory) = server.settings.purse.apart_for(limits::CONNECTION_HELD_LEN, claim) else {
+    let Some(memory) = server.settings.purse.apart_for(limits::CONNECTION_HELD_LEN, Claim::First { held: 0 }) else {
         count(&server.counters.connections_failed);
         return tracing::debug!("a connection was closed: those that are open take all of their memory");
     };
@@ -161,13 +160,6 @@ where
             tracing::debug!("the calls of an old connection did not end in time and are cut");
             return Poll::Ready(Ok(()));
         }
-        if growth.asks_to_end() {
-            tracing::debug!(
-                "a connection is asked to end: there is no memory for what HTTP/2 remembers of its streams"
-            );
-            connection.graceful_shutdown();
-            farewell.get_or_insert_with(|| time::sleep(server.farewell.get()));
-        }
         loop {
             match connection.poll_accept(context) {
                 Poll::Ready(Some(Ok((request, respond)))) => {
@@ -197,7 +189,7 @@ where
             let _ = io.poll_send(context);
             return Poll::Ready(Ok(()));
         }
-        growth.follow(&mut tables, shares.streams.count(), io, context);
+        growth.follow(&mut tables, shares.streams.count(), io);
         match io.poll_send(context) {
             Poll::Ready(Err(error)) => {
                 tracing::debug!(%error, "a connection broke");
@@ -219,21 +211,14 @@ struct Growth {
     accepted: usize,
     /// How many streams had been reset when this was looked at.
     resets: u64,
-    ending: Ending,
-}
-
-/// Whether a connection is asked to end, so that its tables grow no more.
-#[derive(Default, PartialEq, Eq)]
-enum Ending {
-    #[default]
-    No,
-    Wanted,
-    Asked,
 }
 
 impl Growth {
-    /// Charges what the tables have grown to; where there is no memory for it, the connection is asked to end in the next turn.
-    fn follow<T>(&mut self, tables: &mut Tables, open: usize, io: &Gathered<T>, context: &Context<'_>)
+    /// Charges what the tables have grown to.
+    ///
+    /// Limit: where there is no memory for that, they stay as they are charged. Why not ended: whoever is refused a call, as all are then,
+    /// must not lose those that were let in.
+    fn follow<T>(&mut self, tables: &mut Tables, open: usize, io: &Gathered<T>)
     where
         T: AsyncWrite + Unpin,
     {
@@ -243,19 +228,7 @@ impl Growth {
         }
         self.resets = resets;
         let open = open.max(self.accepted).min(limits::HTTP2_STREAMS_MAX as usize);
-        if !tables.cover(open, io.resets_remembered()) && self.ending == Ending::No {
-            self.ending = Ending::Wanted;
-            context.waker().wake_by_ref();
-        }
-    }
-
-    /// True once, when the client is to be asked.
-    fn asks_to_end(&mut self) -> bool {
-        let is_wanted = self.ending == Ending::Wanted;
-        if is_wanted {
-            self.ending = Ending::Asked;
-        }
-        is_wanted
+        let _ = tables.cover(open, io.resets_remembered());
     }
 }
 

@@ -29,9 +29,11 @@ impl Sending {
 
     /// Takes the room if there is some, and says whether it is held.
     ///
-    /// Why not of the last eighth: those who send must leave room for new connections.
+    /// Why not the last of it: those who send must leave room for new connections.
     pub fn take(&mut self) -> bool {
-        let room = self.room.take().or_else(|| self.purse.apart_for(limits::SENDING_HELD_LEN, Claim::Further));
+        let room = self.room.take().or_else(|| {
+            self.purse.apart_for(limits::SENDING_HELD_LEN, Claim::First { held: limits::SENDING_HELD_LEN })
+        });
         self.room = room;
         self.room.is_some()
     }

@@ -213,8 +213,7 @@ impl<S: Store> Server<S> {
         T: AsyncRead + AsyncWrite + Unpin,
     {
         let Handshakes { under_way, done, failed, late, refused } = &self.counters.handshakes;
-        let memory =
-            self.settings.purse.apart_for_tls(limits::TLS_HELD_LEN, Claim::First { held: limits::TLS_HELD_LEN });
+        let memory = self.settings.purse.apart_for_tls(limits::TLS_HELD_LEN, Claim::First { held: 0 });
         let Some(memory) = memory.filter(|_| under_way.get() < limits::TLS_HANDSHAKES_MAX) else {
             count(refused);
             return None;
@@ -251,7 +250,7 @@ impl<S: Store> Server<S> {
             Kind::Http => http1::serve(io, peer, self).await,
             Kind::Both => {
                 // What is spoken counts its own.
-                let claim = Claim::First { held: limits::CONNECTION_HELD_LEN };
+                let claim = Claim::First { held: 0 };
                 let Some(memory) = self.settings.purse.apart_for(limits::CONNECTION_HELD_LEN, claim) else {
                     return count(&self.counters.connections_failed);
                 };

@@ -57,7 +57,7 @@ impl Tables {
         let open = open.next_power_of_two().max(self.open);
         let more =
             (rows - self.rows) as u64 * limits::HTTP2_ROW_LEN + (open - self.open) as u64 * limits::HTTP2_FRAMES_LEN;
-        let is_covered = more == 0 || self.memory.grow(more, Claim::First { held: more });
+        let is_covered = more == 0 || self.memory.grow(more, Claim::Further);
         if is_covered {
             (self.rows, self.open) = (rows, open);
         }

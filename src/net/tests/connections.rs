@@ -366,30 +366,3 @@ fn cut_off_streams_are_charged() {
         harness.until("all is given back", || purse.apart() == 0).await;
     });
 }
-
-/// Goal: a connection whose cut-off streams find no memory is asked to end, so that there are no more of them, and its client
-/// goes on with another. Method: as above, with memory for 256 of them.
-#[test]
-fn cut_off_streams_without_memory_end_the_connection() {
-    let purse = Purse::alone(256 << 10);
-    with_options(Settings { purse: purse.clone(), ..settings() }, Options::default(), async |harness| {
-        for _ in 0..3 {
-            let mut client = harness.connect().await;
-            let mut served = 0;
-            while std::future::poll_fn(|context| client.send.poll_ready(context)).await.is_ok() {
-                let mut call = client.start(WRITE, &[]).await;
-                call.send(frames(&upload("nothing", b"1234", 4, 0)), false);
-                let answer = call.answer().await;
-                if answer.http == 0 {
-                    break;
-                }
-                answer.expect(Code::InvalidArgument, "resource_name");
-                served += 1;
-                assert!(purse.apart() < 192 << 10);
-            }
-            assert!((200..400).contains(&served), "{served} calls were answered");
-            drop(client);
-            harness.until("all is given back", || purse.apart() == 0).await;
-        }
-    });
-}
