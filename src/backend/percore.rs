@@ -96,6 +96,8 @@ struct One {
     buckets: Box<[Bucket]>,
     credentials: Holder,
     view: Local<BreakerView>,
+    /// The owner has announced.
+    announced: Event,
     /// A report to the breaker is on its way.
     reporting: Cell<bool>,
     /// The lane to the owner.
@@ -288,6 +290,7 @@ impl Backend {
                     S3Error::Throttled { .. } => UploadEnd::Throttled,
                     S3Error::Timeout { .. } => UploadEnd::Timeout,
                     S3Error::Denied { .. } => UploadEnd::AccessDenied,
+                    S3Error::GivenUp(_) => UploadEnd::BreakerOpen,
                     S3Error::Http(_)
                     | S3Error::Stalled
                     | S3Error::Server { .. }
@@ -440,7 +443,7 @@ impl Backends {
             });
             let counts = Counts::default();
             // Why: what was under way when the breaker opened must not go on asking. The probe too asks but once.
-            let view = Local::new(BreakerView::default());
+            let (view, announced) = (Local::new(BreakerView::default()), Event::default());
             let hooks = || {
                 let (throttles, lanes, retry_view) = (counts.throttles.clone(), lanes.clone(), view.clone());
                 let on_throttle = move || {
@@ -451,7 +454,8 @@ impl Backends {
                     });
                 };
                 let may_retry = move || retry_view.with(|view| view.admit()).is_some();
-                Hooks { on_throttle: Box::new(on_throttle), may_retry: Box::new(may_retry) }
+                let changed = announced.clone();
+                Hooks { on_throttle: Box::new(on_throttle), may_retry: Box::new(may_retry), changed }
             };
             let bucket = |bucket: &super::settings::Bucket| {
                 let needs = bucket.target.tls;
@@ -468,6 +472,7 @@ impl Backends {
                 buckets: one.buckets.iter().map(bucket).collect(),
                 credentials,
                 view,
+                announced,
                 reporting: Cell::new(false),
                 lanes: lanes.clone(),
                 owner,
@@ -560,7 +565,9 @@ impl Backends {
     pub(super) fn handle(&self, note: Note) -> Option<Note> {
         match note {
             Note::Announce { backend, announcement } => {
-                self.get(backend).0.view.with(|view| view.handle_announcement(announcement));
+                let one = &self.get(backend).0;
+                one.view.with(|view| view.handle_announcement(announcement));
+                one.announced.notify();
                 None
             }
             Note::Issue { backend, issue } => {

@@ -23,7 +23,7 @@ use crate::pure::purge::{InstanceTag, Origin};
 use crate::pure::s3_message::{self, ErrorBody, ListedObject, Operation, Verdict};
 use crate::pure::sigv4::{self, Payload, Scheme, Signer};
 use crate::rt;
-use crate::rt::local::Local;
+use crate::rt::local::{Event, Local};
 
 /// The longest wait for a connection and the head of an answer, all tries of a read together.
 pub const HEAD_TIME: Duration = Duration::from_millis(BACKEND_HEAD_MS);
@@ -51,6 +51,8 @@ pub enum S3Error {
     Refused { status: u16, code: String, message: String },
     #[error("there are no credentials: {0}")]
     NoCredentials(String),
+    #[error("given up, as the backend is not well meanwhile: {0}")]
+    GivenUp(Box<S3Error>),
 }
 
 impl S3Error {
@@ -64,6 +66,7 @@ impl S3Error {
             }
             // It answered, and will so again.
             Self::Refused { .. } => Health::Good,
+            Self::GivenUp(cause) => cause.health(),
         }
     }
 }
@@ -156,6 +159,8 @@ pub struct Hooks {
     pub on_throttle: Box<dyn Fn()>,
     /// Whether a call that failed may be tried again.
     pub may_retry: Box<dyn Fn() -> bool>,
+    /// That may be otherwise now.
+    pub changed: Event,
 }
 
 struct SignerFor {
@@ -415,11 +420,24 @@ impl Client {
                 }
             };
             match backoff.next_wait(reason) {
-                Some(wait) => rt::time::sleep(wait).await,
+                Some(wait) if self.may_go_on_after(wait).await => {}
+                Some(_) => return Err(S3Error::GivenUp(Box::new(error))),
                 None => return Err(error),
             }
-            if !(self.0.hooks.may_retry)() {
-                return Err(error);
+        }
+    }
+
+    /// Waits before another try. False as soon as there may be none.
+    async fn may_go_on_after(&self, wait: Duration) -> bool {
+        let hooks = &self.0.hooks;
+        let mut over = rt::time::sleep(wait);
+        loop {
+            let changed = hooks.changed.wait();
+            if !(hooks.may_retry)() {
+                return false;
+            }
+            if let rt::time::Either::Left(()) = rt::time::race(&mut over, changed).await {
+                return (hooks.may_retry)();
             }
         }
     }

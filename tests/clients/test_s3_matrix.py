@@ -220,6 +220,43 @@ def test_retry_after(store, client, server):
     assert len(of_key(store, "GET", asked)) == 1
 
 
+@pytest.mark.parametrize("size", [4000, 27 * MIB])
+def test_throttled_uploads_do_not_outwait_the_breaker(store, fresh, size):
+    """Uploads, whole and in parts, that a store has told to come again in a minute end as soon as its breaker opens: they are
+    owed, and made when it is well. Nothing of an upload in parts is left behind."""
+    server = begin(fresh, store, storage_mode="uncompressed", **{"s3.multipart_from": "5M"})
+    contents = [unique(size) for _ in range(3)]
+    store.fault, store.methods, store.retry_after = 429, ("PUT",), "60"
+    with Client(server.address) as client:
+        for content in contents:
+            upload(client, content)
+        until(lambda: series(server, "throttled_total") == 3, "all are throttled")
+        assert series(server, "upload_queue_depth") == 3
+        store.fault, store.methods = 500, ("GET",)
+        for _ in range(5):
+            with fails(Code.NOT_FOUND):
+                read(client, unique(10))
+    until(lambda: outcome(server, "error", "breaker_open") == 3, "the outcomes")
+    until(lambda: owed(server) == 3 and series(server, "upload_queue_depth") == 0, "they are owed")
+    assert outcome(server, "error", "throttled") == 0 and store.count("PUT") == 3 and store.parts == {}
+    store.heal()
+    until(lambda: outcome(server, "created") == 3, "the uploads", timeout_s=15 + 20)
+    assert all(store.objects[blob_key(content.hash, raw=True)] == content.bytes() for content in contents)
+
+
+def test_uploads_that_are_throttled_for_good(store, client, server):
+    """Six tries, each wait at random in the upper half of its step; then the upload is owed, which the breaker does not see."""
+    content = unique(4000)
+    store.fault, store.methods = 503, ("PUT",)
+    upload(client, content)
+    until(lambda: outcome(server, "error", "throttled") == 1, "the outcome", timeout_s=31 + 20)
+    waits = gaps(of_key(store, "PUT", content))
+    assert len(waits) == 5 and sum(waits) < 31 + SLACK_S
+    assert all(ceiling / 2 - 0.02 < wait < ceiling + SLACK_S for wait, ceiling in zip(waits, [1, 2, 4, 8, 16]))
+    until(lambda: owed(server) == 1, "it is owed")
+    assert series(server, "breaker_state") == 0 and series(server, "throttled_total") == 6
+
+
 class Parts:
     """A blob that goes in six parts, of which the tests make the third one fail."""
 

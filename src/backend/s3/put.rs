@@ -114,10 +114,12 @@ impl Client {
                     if condition == Condition::IfAbsent && self.head(key, HEAD_TIME).await?.is_some() {
                         return Ok(PutOutcome::AlreadyExists);
                     }
-                    let wait = conflicts.next_wait(Reason::Transient).filter(|_| (self.0.hooks.may_retry)());
-                    let wait = wait.ok_or_else(|| refused("others go on writing this object", 409))?;
-                    rt::time::sleep(wait).await;
-                    continue;
+                    let error = refused("others go on writing this object", 409);
+                    match conflicts.next_wait(Reason::Transient) {
+                        Some(wait) if self.may_go_on_after(wait).await => continue,
+                        Some(_) => return Err(S3Error::GivenUp(Box::new(error))),
+                        None => return Err(error),
+                    }
                 }
                 Answer::Miss | Answer::Exists | Answer::NotImplemented => {
                     return Err(refused("the backend refuses this kind of upload", 0));
