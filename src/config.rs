@@ -101,10 +101,11 @@ pub struct Flags {
     /// Whose time the lines of the log bear.
     #[arg(long, help_heading = LOGS, default_value = "utc", ignore_case = true)]
     log_timezone: LogTimezone,
-    /// How long an HTTP request may take to come in, from the end of its head; 0 for as long as it moves.
+    /// How long an HTTP request may take to come in, from the end of its head; 0 for as long as 1 KiB/s come on the average.
     #[arg(long, help_heading = HTTP, default_value = "0", value_parser = duration)]
     http_read_timeout: Duration,
-    /// How long an HTTP request may take to be answered, from the end of its head; 0 for as long as the answer moves.
+    /// How long an HTTP request may take to be answered, from the end of its head; 0 for as long as its client takes 1 KiB/s on the
+    /// average.
     #[arg(long, help_heading = HTTP, default_value = "0", value_parser = duration)]
     http_write_timeout: Duration,
     /// Serve /metrics on the HTTP port.

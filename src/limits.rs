@@ -239,6 +239,15 @@ pub const HTTP_IDLE_MS: u64 = 150_000;
 pub const HTTP_HEAD_MS: u64 = 10_000;
 /// How long a request or its answer may stand still: at least this, at most twice as long.
 pub const HTTP_STALL_MS: u64 = 120_000;
+/// Bytes per second that a client must bring of a body, and take of its answers, on the average of the time in which we wait for
+/// it. Why so few: a bad line at home has some times as many, and the slowest that may be holds a connection, not a core.
+pub const HTTP_SPEED_FLOOR: u64 = 1 << 10;
+/// How long may be waited for a client besides what its bytes take at that speed.
+pub const HTTP_SLOW_MS: u64 = 60_000;
+/// The same at most, once it has taken much. Why so long: what it takes is seen when the kernel's buffer has drained by a part,
+/// which may be 2 MiB.
+pub const HTTP_SLOW_TAKING_MS_MAX: u64 = 3_600_000;
+const _: () = assert!(HTTP_SLOW_TAKING_MS_MAX / 1000 * HTTP_SPEED_FLOOR > 2 << 20);
 /// How often calls that are refused for one cause are logged (`net::trust`).
 pub const TRUST_LOG_MS: u64 = 30_000;
 /// The longest body of an HTTP upload whose size no header says, in bytes: it is held until its end.

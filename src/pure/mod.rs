@@ -2,6 +2,7 @@
 
 pub mod action_result;
 pub mod admission;
+pub mod allowance;
 pub mod answers;
 pub mod authority;
 pub mod aws_profile;

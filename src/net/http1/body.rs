@@ -224,11 +224,13 @@ impl hyper::body::Body for Body {
 #[cfg(test)]
 mod tests {
     use super::super::io::Watch;
+    use super::super::waiting::Waiting;
     use super::*;
     use crate::rt::channel;
     use crate::rt::cores::block_on;
     use crate::store::Encoding;
     use hyper::body::Body as _;
+    use std::time::Duration;
 
     /// All frames until the end, or the error.
     async fn read(body: Body) -> Result<usize, StoreError> {
@@ -256,7 +258,7 @@ mod tests {
                 (None, vec![five(), damaged()], None),
             ] {
                 let counters = Rc::new(HttpCounters::new(&crate::metrics::TimeBounds::default()));
-                let request = Watch::request(&Rc::default());
+                let request = Watch::request(&Rc::new(Watch::new(Waiting::new(Duration::ZERO, Duration::ZERO))));
                 let exchange =
                     Exchange::new(counters.clone(), Handler::Get, Method::GET, None, Origin::default(), request);
                 let (mut sender, receiver) = channel::bounded(2);

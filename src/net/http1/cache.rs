@@ -2,12 +2,13 @@
 
 use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
-    ACCEPT, ACCEPT_ENCODING, ACCEPT_RANGES, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG,
-    EXPECT, HeaderName, HeaderValue, IF_NONE_MATCH, IF_RANGE, RANGE, RETRY_AFTER, VARY, WWW_AUTHENTICATE,
+    ACCEPT, ACCEPT_ENCODING, ACCEPT_RANGES, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE,
+    ETAG, EXPECT, HeaderName, HeaderValue, IF_NONE_MATCH, IF_RANGE, RANGE, RETRY_AFTER, VARY, WWW_AUTHENTICATE,
 };
 use http::request::Parts;
 use http::{HeaderMap, Method, Response, StatusCode};
@@ -19,6 +20,7 @@ use super::body::{Body, Exchange, Hold};
 use super::counters::HttpCounters;
 use super::io::InRequest;
 use super::routes::{JSON, text};
+use super::waiting::{Overdue, Waiting};
 use crate::access::{Denial, Role};
 use crate::limits;
 use crate::pure::http_cache::Target;
@@ -192,11 +194,20 @@ fn respond(found: Found, is_head: bool, exchange: Exchange) -> Response<Body> {
     }
 }
 
+fn too_slow() -> Refusal {
+    let floor = limits::HTTP_SPEED_FLOOR;
+    Refusal::new(408, format!("the body came in at less than {floor} bytes a second, or not at all"))
+}
+
 fn refuse(refusal: Refusal, exchange: Exchange) -> Response<Body> {
     let Refusal { code, text: reason, retry_after_s, size } = refusal;
     let code = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = text(code, reason, exchange);
     let headers = response.headers_mut();
+    if code == StatusCode::REQUEST_TIMEOUT {
+        // Source: RFC 9110, 15.5.9.
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     retry_after_s.iter().for_each(|seconds| drop(headers.insert(RETRY_AFTER, (*seconds).into())));
     size.iter().for_each(|size| insert(headers, CONTENT_RANGE, &format!("bytes */{size}")));
     response
@@ -252,6 +263,8 @@ struct Upload {
     counters: Rc<HttpCounters>,
     /// Bytes that have come.
     taken: u64,
+    waiting: Waiting,
+    overdue: Overdue,
     /// The client sends, or has been told to go on.
     has_begun: bool,
 }
@@ -266,7 +279,9 @@ impl Upload {
     ) -> Self {
         let requests = Holding { share: shares.requests.clone(), room: None };
         let (request, counters) = (exchange.request(), server.counters.http.clone());
-        Self { body, request, requests, counters, taken: 0, has_begun: !expects_continue }
+        let patience = server.patience.get().body;
+        let (waiting, overdue) = (Waiting::new(patience, patience), Overdue::default());
+        Self { body, request, requests, counters, taken: 0, waiting, overdue, has_begun: !expects_continue }
     }
 
     /// Reads and drops what the client still sends of a request that is refused.
@@ -290,8 +305,16 @@ impl Incoming for Upload {
     async fn next(&mut self) -> Result<Option<Bytes>, Refusal> {
         self.has_begun = true;
         loop {
-            let body = &mut self.body;
-            match std::future::poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await {
+            let Self { body, waiting, overdue, .. } = self;
+            let frame = std::future::poll_fn(|context| {
+                if let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(context) {
+                    return Poll::Ready(Ok(frame));
+                }
+                waiting.begin();
+                ready!(overdue.poll(waiting, context));
+                Poll::Ready(Err(too_slow()))
+            });
+            match frame.await? {
                 None => {
                     self.request.received();
                     return Ok(None);
@@ -301,6 +324,7 @@ impl Incoming for Upload {
                     // Trailers say nothing here.
                     let Ok(data) = frame.into_data() else { continue };
                     if !data.is_empty() {
+                        self.waiting.end(data.len());
                         self.taken += data.len() as u64;
                         self.counters.received.add(data.len() as u64);
                         return Ok(Some(data));

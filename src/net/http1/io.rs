@@ -1,6 +1,6 @@
 //! A transport as hyper wants it, and a watch over what moves on it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 use hyper::rt::ReadBufCursor;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::waiting::Waiting;
 use crate::limits::HTTP_BUFFER_LEN;
 
 /// What a connection is about.
@@ -24,7 +25,6 @@ pub enum Stage {
 }
 
 /// Where a connection stands.
-#[derive(Default)]
 pub struct Watch {
     stage: Cell<Stage>,
     /// Stages so far: tells one apart from the next of the same kind.
@@ -35,12 +35,25 @@ pub struct Watch {
     received: Cell<bool>,
     /// Requests that have not ended: two, for a moment, when one drains behind its answer.
     requests: Cell<u32>,
+    /// How the client takes its answers.
+    taking: RefCell<Waiting>,
 }
 
 /// A request that is being read or answered. Dropping it ends that.
 pub struct InRequest(Rc<Watch>);
 
 impl Watch {
+    pub fn new(taking: Waiting) -> Self {
+        Self {
+            stage: Cell::default(),
+            number: Cell::default(),
+            moved: Cell::default(),
+            received: Cell::default(),
+            requests: Cell::default(),
+            taking: RefCell::new(taking),
+        }
+    }
+
     /// A request's head is complete.
     pub fn request(this: &Rc<Self>) -> InRequest {
         this.requests.set(this.requests.get() + 1);
@@ -57,6 +70,11 @@ impl Watch {
     /// Whether a byte has moved since the last call.
     pub fn take_moved(&self) -> bool {
         self.moved.replace(false)
+    }
+
+    /// How the client takes its answers.
+    pub fn taking(&self) -> Ref<'_, Waiting> {
+        self.taking.borrow()
     }
 
     /// Whether the request has come in as a whole.
@@ -110,9 +128,25 @@ impl<T> Io<T> {
         Self { io, watch }
     }
 
+    /// Keeps account of what the client takes, in bytes; of a flush there are none.
     fn note_sent(&self, sent: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if let Poll::Ready(Ok(1..)) = sent {
-            self.watch.moved.set(true);
+        let watch = &self.watch;
+        match sent {
+            Poll::Pending => watch.taking.borrow_mut().begin(),
+            Poll::Ready(Ok(len)) => {
+                let mut taking = watch.taking.borrow_mut();
+                let was_waiting = taking.is_waiting();
+                taking.end(len);
+                if len > 0 || was_waiting {
+                    watch.moved.set(true);
+                }
+                // The end of an answer goes out when its request is over already: only then does the client have time to ask
+                // for something else.
+                if was_waiting && watch.stage.get() == Stage::Idle {
+                    watch.enter(Stage::Idle);
+                }
+            }
+            Poll::Ready(Err(_)) => {}
         }
         sent
     }
@@ -161,7 +195,8 @@ impl<T: AsyncWrite + Unpin> hyper::rt::Write for Io<T> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(context)
+        let flushed = Pin::new(&mut self.io).poll_flush(context);
+        self.note_sent(flushed.map_ok(|()| 0)).map_ok(|_| ())
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

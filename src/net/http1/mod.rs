@@ -5,6 +5,7 @@ mod cache;
 mod counters;
 mod io;
 mod routes;
+mod waiting;
 
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -24,6 +25,7 @@ use crate::rt::time::{self, Sleep};
 use crate::store::Store;
 pub use counters::HttpCounters;
 use io::{Io, Stage, Watch};
+use waiting::{Overdue, Waiting};
 
 /// How long a connection may stay in each stage. Tests have shorter ones.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +36,11 @@ pub struct Patience {
     pub head: Duration,
     /// Without a byte of a request's body or of its answer moving: at least this, at most twice as long.
     pub stall: Duration,
+    /// Waiting for bytes of a request's body, beyond what those that came take at `HTTP_SPEED_FLOOR`.
+    pub body: Duration,
+    /// Waiting for the client to take its answers, likewise: at first, and after it has taken much.
+    pub taking: Duration,
+    pub taking_most: Duration,
     /// From the end of a request's head to the end of its body, and to that of its answer; zero for no limit
     /// (`--http_read_timeout`, `--http_write_timeout`).
     pub read: Duration,
@@ -46,6 +53,9 @@ impl Default for Patience {
             idle: Duration::from_millis(limits::HTTP_IDLE_MS),
             head: Duration::from_millis(limits::HTTP_HEAD_MS),
             stall: Duration::from_millis(limits::HTTP_STALL_MS),
+            body: Duration::from_millis(limits::HTTP_SLOW_MS),
+            taking: Duration::from_millis(limits::HTTP_SLOW_MS),
+            taking_most: Duration::from_millis(limits::HTTP_SLOW_TAKING_MS_MAX),
             read: Duration::ZERO,
             write: Duration::ZERO,
         }
@@ -70,8 +80,8 @@ where
     };
     let _open = Gauge::enter(&server.counters.http.connections);
     let phases = server.watch_phase();
-    let watch = Rc::new(Watch::default());
     let patience = server.patience.get();
+    let watch = Rc::new(Watch::new(Waiting::new(patience.taking, patience.taking_most)));
     let (answering, asked, shares) = (server.clone(), watch.clone(), server.shares());
     let service = service_fn(move |request| {
         routes::answer(answering.clone(), peer.clone(), shares.clone(), Watch::request(&asked), request)
@@ -85,7 +95,7 @@ where
             .serve_connection(Io::new(io, watch.clone()), service)
     );
     let asking = watch.clone();
-    let mut limit = Limit { watch, patience, entered: (0, time::now()), timer: None };
+    let mut limit = Limit { watch, patience, entered: (0, time::now()), timer: None, overdue: Overdue::default() };
     let mut told = Phase::Serving;
     let mut farewell: Option<Sleep> = None;
     let ended = std::future::poll_fn(|context| {
@@ -110,7 +120,10 @@ where
         if let Poll::Ready(ended) = connection.as_mut().poll(context) {
             return Poll::Ready(ended);
         }
-        limit.poll(context).map(Ok)
+        if ready!(limit.poll(context)) != End::Unused {
+            server.counters.http.failed.count();
+        }
+        Poll::Ready(Ok(()))
     })
     .await;
     match ended {
@@ -124,6 +137,13 @@ where
     }
 }
 
+/// Why a connection ends.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    Unused,
+    TooSlow,
+}
+
 /// Ends a connection that stays in one stage for too long.
 struct Limit {
     watch: Rc<Watch>,
@@ -132,10 +152,15 @@ struct Limit {
     entered: (u64, Instant),
     /// With the number of the stage that it is for.
     timer: Option<(u64, Sleep)>,
+    overdue: Overdue,
 }
 
 impl Limit {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<End> {
+        if self.overdue.poll(&self.watch.taking(), context).is_ready() {
+            tracing::debug!("a client took its answer too slowly");
+            return Poll::Ready(End::TooSlow);
+        }
         loop {
             let (number, stage) = self.watch.now();
             if self.entered.0 != number {
@@ -160,11 +185,11 @@ impl Limit {
             self.timer = None;
             if self.end(stage).is_some_and(|end| end <= time::now()) {
                 tracing::debug!("a request took longer than --http_read_timeout or --http_write_timeout");
-                return Poll::Ready(());
+                return Poll::Ready(End::TooSlow);
             }
             if stage != Stage::Request || !self.watch.take_moved() {
                 tracing::debug!(?stage, "a connection stood still for too long and was closed");
-                return Poll::Ready(());
+                return Poll::Ready(if stage == Stage::Idle { End::Unused } else { End::TooSlow });
             }
         }
     }

@@ -1,9 +1,12 @@
 //! HTTP/1.1: routes, keep-alive, limits, stop. Clients speak raw bytes.
 
+use std::cell::Cell;
+
 use super::super::http1::Patience;
 use super::*;
 use crate::budget::Claim;
 use crate::limits;
+use crate::store::fake::digest_of;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 /// One client connection.
@@ -173,9 +176,19 @@ fn patience_ends() {
             ("GET /sta", Patience { idle: long, head: short, stall: long, ..Patience::default() }),
             (whole, Patience { idle: short, head: long, stall: long, ..Patience::default() }),
             (half, Patience { idle: long, head: long, stall: short, ..Patience::default() }),
-            (half, Patience { idle: long, head: long, stall: long, read: short, write: long }),
-            (half, Patience { idle: long, head: long, stall: long, read: Duration::ZERO, write: short }),
-            (whole, Patience { idle: short, head: long, stall: long, read: long, write: long }),
+            (half, Patience { idle: long, head: long, stall: long, read: short, write: long, ..Patience::default() }),
+            (
+                half,
+                Patience {
+                    idle: long,
+                    head: long,
+                    stall: long,
+                    read: Duration::ZERO,
+                    write: short,
+                    ..Patience::default()
+                },
+            ),
+            (whole, Patience { idle: short, head: long, stall: long, read: long, write: long, ..Patience::default() }),
         ] {
             harness.server.patience.set(patience);
             let mut client = Raw::connect(harness);
@@ -183,7 +196,73 @@ fn patience_ends() {
             let rest = client.rest().await;
             assert_eq!(rest.starts_with(b"HTTP/1.1 200"), sent == whole, "{rest:?}");
         }
+        assert_eq!(harness.server.counters.http.failed.get(), 4, "those that were in the middle of a request");
         harness.until("all are closed", || harness.server.counters.http.connections.get() == 0).await;
+    });
+}
+
+/// Goal: a client that brings its body by bytes is told and shown out, and one that takes its answer by bytes is cut off, though
+/// something moves all the time. Method: 200 bytes a second, a fifth of the floor, and 50 ms to wait for nothing.
+#[test]
+fn trickles_end() {
+    with_server(async |harness| {
+        let (little, pause) = (Duration::from_millis(50), Duration::from_millis(5));
+        let failed = || harness.server.counters.http.failed.get();
+        harness.server.patience.set(Patience { body: little, ..Patience::default() });
+        let path = format!("/cas/{}", "ab".repeat(32));
+        for (length, byte) in [("content-length: 9000", "x"), ("transfer-encoding: chunked", "1\r\nx\r\n")] {
+            let mut client = Raw::connect(harness);
+            client.send(format!("PUT {path} HTTP/1.1\r\nhost: cache\r\n{length}\r\n\r\n").as_bytes()).await;
+            let mut first = [0];
+            while time::timeout(pause, client.0.read_exact(&mut first)).await.is_err() {
+                client.send(byte.as_bytes()).await;
+            }
+            let rest = String::from_utf8(client.rest().await).unwrap();
+            assert!(
+                rest.starts_with("TTP/1.1 408 Request Timeout\r\n") && rest.contains("connection: close"),
+                "{rest}"
+            );
+        }
+        assert_eq!(failed(), 0, "whoever was told is counted by the code of the answer");
+
+        harness.server.patience.set(Patience { taking: little, taking_most: little, ..Patience::default() });
+        let digest = harness.store.fake.add(bytes(3_000_000));
+        harness.store.brake(|brake| brake.endless = 3 << 20);
+        let mut client = Raw::connect(harness);
+        client.send(format!("GET /cas/{} HTTP/1.1\r\nhost: cache\r\n\r\n", digest.hash).as_bytes()).await;
+        while failed() == 0 {
+            client.0.read_u8().await.unwrap();
+            time::sleep(pause).await;
+        }
+        assert!(client.rest().await.len() <= 64 << 10, "only what had been sent");
+    });
+}
+
+/// Goal: a client does not answer for what holds up the server. Method: a store that takes nothing for four times as long as may
+/// be waited for the body, in the middle of which it is.
+#[test]
+fn our_own_waits_are_no_trickle() {
+    with_server(async |harness| {
+        let little = Duration::from_millis(100);
+        harness.server.patience.set(Patience { body: little, ..Patience::default() });
+        let blob = bytes(400_000);
+        let digest = digest_of(&blob);
+        harness.store.brake(|brake| brake.hold = true);
+        let mut client = Raw::connect(harness);
+        let head =
+            format!("PUT /cas/{} HTTP/1.1\r\nhost: cache\r\ncontent-length: {}\r\n\r\n", digest.hash, blob.len());
+        let all = [head.as_bytes(), &blob].concat();
+        let code = Rc::new(Cell::new(0));
+        let answered = code.clone();
+        rt::spawn(async move {
+            client.send(&all).await;
+            answered.set(client.reply(false).await.code);
+        });
+        harness.until("the upload waits", || harness.store.brake(|brake| brake.waiting) == 1).await;
+        time::sleep(4 * little).await;
+        harness.store.brake(|brake| brake.hold = false);
+        harness.until("it is answered", || code.get() > 0).await;
+        assert_eq!(code.get(), 200);
     });
 }
 
