@@ -445,6 +445,7 @@ async fn report(reporter: Reporter, counting: Weak<Counting>) {
         into.add_core(Metric::CoreTasksRun, *core, stats.tasks_run);
         into.add_core(Metric::CoreStalls, *core, stats.stalls);
         into.add_core(Metric::CoreStallTime, *core, stats.stalled);
+        into.add(Metric::HandlerPanics, stats.panics);
         true
     };
     reporter.run(source).await;

@@ -330,10 +330,10 @@ impl Pool {
         };
         let made = http1::Builder::new().max_buf_size(READ_BUFFER_MAX).handshake(stream).await;
         let (sender, driver) = made.map_err(|error| self.error(&error))?;
-        rt::spawn(async move {
+        rt::spawn(rt::contain(async move {
             // Whoever waits for an answer gets the error as well.
             let _ = driver.await;
-        });
+        }));
         let now = rt::time::now();
         Ok(Connection { sender, born: now, idle_since: now })
     }

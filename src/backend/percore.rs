@@ -579,7 +579,7 @@ impl Backends {
                 rt::spawn(async move {
                     let _busy = rt::busy();
                     reply.send(match all.records().await {
-                        Some(records) => records.upload(backend, upload).await,
+                        Some(records) => rt::catch(records.upload(backend, upload)).await.unwrap_or(UploadEnd::Failed),
                         None => UploadEnd::Failed,
                     });
                 });
@@ -587,11 +587,11 @@ impl Backends {
             }
             Note::Keep { uploads } => {
                 let all = self.clone();
-                rt::spawn(async move {
+                rt::spawn(rt::contain(async move {
                     if let Some(records) = all.records().await {
                         records.keep(uploads).await;
                     }
-                });
+                }));
                 None
             }
             note @ (Note::Evidence { .. }

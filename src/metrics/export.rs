@@ -14,10 +14,10 @@ use super::percore::{Distribution, Labels, Snapshot, Value};
 use super::shared::Shared;
 use super::table::{Kind, Metric, Row, Scope, TABLE};
 use crate::limits::{METRICS_ASKS_MAX, METRICS_COLLECT_TIME};
-use crate::rt;
 use crate::rt::channel::{self, Receiver, ReplyTo, Sender};
 use crate::rt::host::ProcessStats;
 use crate::rt::local::Local;
+use crate::rt::{self, HandlerPanicked};
 
 /// What does not change while the process runs.
 #[derive(Debug, Clone)]
@@ -108,11 +108,16 @@ impl Reporter {
     /// Answers with what `source` adds, until it says that there is nothing any more.
     pub async fn run(mut self, source: impl Fn(&mut Snapshot) -> bool) {
         while let Some(ask) = self.inbox.recv().await {
-            let mut snapshot = Snapshot::default();
-            if !source(&mut snapshot) {
-                return;
+            let made = rt::catch(async {
+                let mut snapshot = Snapshot::default();
+                source(&mut snapshot).then_some(snapshot)
+            });
+            match made.await {
+                Ok(Some(snapshot)) => *lock(&self.board.cores[self.core]) = Arc::new(snapshot),
+                Ok(None) => return,
+                // Who asks sees a core that is silent.
+                Err(HandlerPanicked) => continue,
             }
-            *lock(&self.board.cores[self.core]) = Arc::new(snapshot);
             ask.send(());
         }
     }

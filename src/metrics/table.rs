@@ -186,7 +186,7 @@ table! {
         "gRPC calls that ended because their client cancelled, vanished, or its deadline passed. Growing with \
          latency: the server is too slow for its clients."
     HandlerPanics: Ours Counter Count "handler_panics_total" []
-        "Requests whose handler panicked. Above 0 is a bug: report it with the log's line."
+        "Panics that ended a call, a request, an upload or a connection. Above 0 is a bug: report it with the log's line."
     Tasks: Ours Gauge Count "tasks" []
         "Uploads and streams that the owners of blobs work on."
     CoreBusyTime: Ours Counter Seconds "core_busy_seconds_total" ["core"]

@@ -1,6 +1,5 @@
 //! gRPC over HTTP/2 streams: one task for each call, from its headers to its trailers.
 
-use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
@@ -28,9 +27,9 @@ use crate::access::{Decision, Peer, Role};
 use crate::budget::Claim;
 use crate::limits;
 use crate::pure::grpc_frame::{self, Part};
-use crate::rt;
 use crate::rt::gate::Gate;
 use crate::rt::time::{self, Sleep};
+use crate::rt::{self, HandlerPanicked};
 use crate::service::reply::pieces_len;
 use crate::service::{
     CallContext, Code, Outgoing as _, Reply, Services, Status, action_cache, byte_stream, capabilities, cas, health,
@@ -306,7 +305,8 @@ impl<S: Store> Call<'_, S> {
         ));
         responder.charge(memory);
         let deadline: Option<Sleep> = timeout.map(time::sleep);
-        calls.spawn(async move {
+        // Why also what is around the handler: where a panic has broken the connection's HTTP/2, its calls panic when they end.
+        calls.spawn(rt::contain(async move {
             let _busy = rt::busy();
             let _open = Gauge::enter(&server.counters.calls_open);
             let (access, answering) = (&server.settings.access, responder.clone());
@@ -321,7 +321,6 @@ impl<S: Store> Call<'_, S> {
             match end {
                 End::Finished(result) => responder.finish(result),
                 End::Panicked => {
-                    count(&server.counters.panics);
                     responder.finish(Err(Status::new(Code::Internal, "the handler failed; the server's log says why")));
                 }
                 End::Late => {
@@ -331,7 +330,7 @@ impl<S: Store> Call<'_, S> {
                 End::Drained => responder.finish(Err(StoreError::Stopping.into())),
                 End::Cut => count(&server.counters.calls_cut),
             }
-        });
+        }));
     }
 }
 
@@ -379,7 +378,7 @@ async fn finish_or_cut(
     mut deadline: Option<Sleep>,
     drain: Option<PhaseWatch>,
 ) -> End {
-    let mut work = AssertUnwindSafe(work).catch_unwind();
+    let mut work = rt::catch(work);
     let mut has_begun = false;
     std::future::poll_fn(|context| {
         // Why before the work: what a client leaves behind wakes the next one, which is often gone as well, and would
@@ -392,7 +391,7 @@ async fn finish_or_cut(
             // Why looked at before the error: a handler may notice first that its client is gone.
             _ if responder.poll_cut(context).is_ready() => return Poll::Ready(End::Cut),
             Poll::Ready(Ok(Err(status))) => return Poll::Ready(End::Finished(Err(status))),
-            Poll::Ready(Err(_)) => return Poll::Ready(End::Panicked),
+            Poll::Ready(Err(HandlerPanicked)) => return Poll::Ready(End::Panicked),
             Poll::Pending => {}
         }
         if let Some(deadline) = &mut deadline

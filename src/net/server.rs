@@ -25,6 +25,7 @@ use crate::limits;
 use crate::metrics::export::Exporter;
 use crate::metrics::{Metric, Snapshot, TimeBounds};
 use crate::pure::memory_plan::Use;
+use crate::rt;
 use crate::rt::gate::Gate;
 use crate::rt::local::Local;
 use crate::rt::published::Reader;
@@ -72,8 +73,6 @@ pub struct Counters {
     pub calls_open: Cell<u64>,
     /// Calls that ended because the client cancelled, vanished, or its deadline passed.
     pub calls_cut: Cell<u64>,
-    /// Handlers that panicked.
-    pub panics: Cell<u64>,
     /// Connections that were ended for breaking HTTP/2's rules or our limits.
     pub connections_failed: Cell<u64>,
     pub handshakes: Handshakes,
@@ -97,7 +96,6 @@ impl Counters {
             connections: Cell::default(),
             calls_open: Cell::default(),
             calls_cut: Cell::default(),
-            panics: Cell::default(),
             connections_failed: Cell::default(),
             handshakes: Handshakes::default(),
             grpc: Rc::new(GrpcCounters::new(bounds)),
@@ -114,7 +112,6 @@ impl Counters {
         }
         into.add(Metric::CallsInflight, self.calls_open.get());
         into.add(Metric::CallsCut, self.calls_cut.get());
-        into.add(Metric::HandlerPanics, self.panics.get());
         self.grpc.report(into);
         self.http.report(core, into);
     }
@@ -181,7 +178,7 @@ impl<S: Store> Server<S> {
         })
     }
 
-    /// Serves one connection in the background. `hold` is dropped when the connection and all of its calls have ended.
+    /// Serves one connection in the background; a panic, in HTTP/2 or TLS for instance, costs that connection. `hold` is dropped when the connection and all of its calls have ended.
     pub fn serve<T>(self: &Rc<Self>, kind: Kind, io: T, origin: Origin, hold: impl Sized + 'static)
     where
         T: AsyncRead + AsyncWrite + Unpin + 'static,
@@ -189,20 +186,20 @@ impl<S: Store> Server<S> {
         let server = self.clone();
         match self.settings.tls.as_ref().map(|tls| tls.with(|_, acceptors| acceptors.of(kind))) {
             None => {
-                self.connections.spawn(async move {
+                self.connections.spawn(rt::contain(async move {
                     server.speak(kind, Transport::plain(io), Peer { origin, certificate: None }).await;
                     drop(hold);
-                });
+                }));
             }
             // Why bulk work: signing takes up to a millisecond, and a flood of handshakes must not delay what is served.
             Some(acceptor) => {
-                self.connections.spawn_bulk(async move {
+                self.connections.spawn_bulk(rt::contain(async move {
                     let Some((stream, peer, memory)) = server.secure(acceptor, io, origin).await else { return };
-                    server.clone().connections.spawn(async move {
+                    server.clone().connections.spawn(rt::contain(async move {
                         server.speak(kind, Transport::tls(stream), peer).await;
                         drop((memory, hold));
-                    });
-                });
+                    }));
+                }));
             }
         }
     }

@@ -26,6 +26,42 @@ impl<T> Clone for Local<T> {
     }
 }
 
+/// State of which a part must not be left half-changed: others would be told what is not so, or wait for ever. A panic while it is
+/// borrowed ends the core, and with it the process, whoever catches it.
+pub struct Vital<T>(Local<T>);
+
+impl<T> Vital<T> {
+    pub fn new(value: T) -> Self {
+        Self(Local::new(value))
+    }
+
+    /// As `Local::with`.
+    pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+        let breaks = Breaks;
+        let result = self.0.with(work);
+        std::mem::forget(breaks);
+        result
+    }
+}
+
+/// Dropped by a panic only.
+struct Breaks;
+
+impl Drop for Breaks {
+    fn drop(&mut self) {
+        BROKEN.set(true);
+    }
+}
+
+thread_local! {
+    static BROKEN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A panic has left a `Vital` of this core half-changed.
+pub(super) fn is_broken() -> bool {
+    BROKEN.get()
+}
+
 /// Wakes every task of this core that waits for a condition, which each then checks again.
 #[derive(Clone, Default)]
 pub struct Event(Rc<EventState>);
@@ -218,6 +254,33 @@ mod tests {
     use super::*;
     use crate::rt::cores::block_on;
     use crate::rt::{spawn, time};
+
+    /// Goal: a panic while vital state is borrowed goes through `catch` and ends the core; one elsewhere does not, also of a drop
+    /// that borrows it meanwhile. Method: each on a thread of its own; their log lines are expected.
+    #[test]
+    fn a_panic_in_vital_state_ends_the_core() {
+        struct Borrows(Vital<u32>);
+        impl Drop for Borrows {
+            fn drop(&mut self) {
+                self.0.with(|value| *value += 1);
+            }
+        }
+        for within in [false, true] {
+            let core = std::thread::spawn(move || {
+                block_on(async move {
+                    let caught = crate::rt::catch(async move {
+                        let vital = Borrows(Vital::new(0));
+                        match within {
+                            true => vital.0.with(|_| panic!("on purpose")),
+                            false => panic!("on purpose"),
+                        }
+                    });
+                    assert!(caught.await.is_err());
+                });
+            });
+            assert_eq!(core.join().is_err(), within);
+        }
+    }
 
     /// Goal: a notification reaches all who waited before it, none who waited after it, and dropped waits leave nothing.
     /// Method: waits taken before and after a `notify`, polled only afterwards; then waits that are given up.

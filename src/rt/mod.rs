@@ -29,6 +29,7 @@ pub mod tcp;
 pub mod time;
 pub mod whole;
 
+use std::any::Any;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 
@@ -68,15 +69,36 @@ fn spawn_into(future: impl Future<Output = ()> + 'static, queue: glommio::TaskQu
     task.expect("no queue of an executor is ever removed").detach();
 }
 
-/// A handler panicked; the panic has been logged by the panic hook.
+/// A handler panicked; the panic has been logged by the panic hook, and counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a request handler panicked")]
 pub struct HandlerPanicked;
 
-/// Runs `future`, and turns a panic in it into an error: for request handlers, whose panic must cost that request only.
-/// What the handler shares with others must stay consistent across an unwind: `Local` state does, as a borrow ends.
-pub async fn catch<T>(future: impl Future<Output = T>) -> Result<T, HandlerPanicked> {
-    AssertUnwindSafe(future).catch_unwind().await.map_err(|_| HandlerPanicked)
+/// Runs `future`, and turns a panic in it into an error: for work for one peer, whose panic must cost that work only.
+/// What it shares with others must stay consistent across an unwind: a borrow of `Local` ends with it. Where a change that was
+/// left half-way would harm others, the state is in a `Vital`, and the panic goes on and ends the core.
+///
+/// Why no `async fn`: see `spawn`.
+pub fn catch<F: Future>(future: F) -> impl Future<Output = Result<F::Output, HandlerPanicked>> + use<F> {
+    AssertUnwindSafe(future).catch_unwind().map(|ended| ended.map_err(caught))
+}
+
+fn caught(panic: Box<dyn Any + Send>) -> HandlerPanicked {
+    if local::is_broken() {
+        std::panic::resume_unwind(panic);
+    }
+    pulse::count_panic();
+    HandlerPanicked
+}
+
+/// The same for work that answers by itself: whom it leaves without an answer sees that.
+pub fn contain<F: Future<Output = ()>>(future: F) -> impl Future<Output = ()> + use<F> {
+    catch(future).map(drop)
+}
+
+/// True in a drop that a panic brings about.
+pub fn is_panicking() -> bool {
+    std::thread::panicking()
 }
 
 /// Runs `work` on this core's blocking pool. `Err` when it panicked.

@@ -105,6 +105,8 @@ pub struct CoreStats {
     /// Timers that fired late by `STALL` or more, and by how much together.
     pub stalls: u64,
     pub stalled: Duration,
+    /// Panics that `rt::catch` has caught.
+    pub panics: u64,
 }
 
 /// The stats of this core, since it started.
@@ -119,6 +121,10 @@ pub fn core_stats() -> CoreStats {
         core.stats.set(stats);
         stats
     })
+}
+
+pub(super) fn count_panic() {
+    CORE.with(|core| core.stats.update(|stats| CoreStats { panics: stats.panics + 1, ..stats }));
 }
 
 /// Work is in flight on this core as long as this lives. Costs a few core-local counter operations.

@@ -49,7 +49,7 @@ impl From<StoreError> for Refusal {
             StoreError::NoSpace { .. } => Self::new(507, text),
             // Why: to a client damaged bytes are a miss, which makes it produce the blob again.
             StoreError::Lost { .. } => Self::new(404, text),
-            StoreError::Disk(_) => Self::new(500, text),
+            StoreError::Disk(_) | StoreError::Unanswered => Self::new(500, text),
             StoreError::NotPurged { .. } => Self::new(502, text),
             StoreError::Shed { .. } | StoreError::Yielded | StoreError::Busy { .. } | StoreError::Stopping => {
                 Self::later(text)

@@ -143,7 +143,7 @@ impl From<StoreError> for Status {
             StoreError::NoSpace { .. } | StoreError::Busy { .. } => Code::ResourceExhausted,
             // Why: to a client damaged bytes are a miss, which makes it produce the blob again.
             StoreError::Lost { .. } => Code::NotFound,
-            StoreError::Disk(_) | StoreError::NotPurged { .. } => Code::Internal,
+            StoreError::Disk(_) | StoreError::Unanswered | StoreError::NotPurged { .. } => Code::Internal,
             StoreError::Stopping => Code::Unavailable,
         };
         Self::new(code, error.to_string())

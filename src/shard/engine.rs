@@ -26,7 +26,7 @@ use crate::rt;
 use crate::rt::channel::{Sender, reply};
 use crate::rt::file::{DiskBuf, DiskFile, FailedWrite, ReadBuf};
 use crate::rt::gate::Gate;
-use crate::rt::local::{Event, Local};
+use crate::rt::local::{Event, Vital};
 use crate::rt::time::sleep;
 
 /// Bits of a version that are the generation's.
@@ -84,7 +84,7 @@ struct Syncs {
 /// One shard.
 pub(super) struct Shard {
     pub(super) id: ShardId,
-    pub(super) state: Local<ShardState>,
+    pub(super) state: Vital<ShardState>,
     /// Something that an append or an allocation may wait for has changed.
     pub(super) changed: Event,
     /// Something waits in the write buffer, and the flusher knows.
@@ -242,7 +242,7 @@ impl Core {
         for id in map.shards_of(core_id) {
             shards[usize::from(id.0)] = Some(Rc::new(Shard {
                 id,
-                state: Local::new(ShardState::new(volume.layout())),
+                state: Vital::new(ShardState::new(volume.layout())),
                 changed: Event::default(),
                 unflushed: Cell::default(),
                 chunk_waiters: Cell::default(),

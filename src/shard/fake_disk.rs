@@ -28,9 +28,11 @@ pub struct State {
     pub damaged_frame: Option<usize>,
     /// Starting this many large blobs fails for want of space.
     pub no_space: usize,
-    /// So many `append`s fail, or panic.
+    /// So many `append`s fail.
     pub append_fails: usize,
-    pub append_panics: usize,
+    /// So many `append`s and `push`es panic, and any read of a large blob that begins at this frame.
+    pub panics: usize,
+    pub panic_frame: Option<usize>,
     pub max_blob_len: u64,
     /// `read` and `push` give up their turn; `append` does before and after it has stored.
     pub slow: bool,
@@ -55,7 +57,8 @@ impl Default for FakeDisk {
             damaged_frame: None,
             no_space: 0,
             append_fails: 0,
-            append_panics: 0,
+            panics: 0,
+            panic_frame: None,
             max_blob_len: 1 << 30,
             slow: false,
             uneven: None,
@@ -75,6 +78,12 @@ impl FakeDisk {
         self.0.with(work)
     }
 
+    fn panic_if_due(&self) {
+        if self.with(|state| due(&mut state.panics)) {
+            panic_quietly();
+        }
+    }
+
     async fn turn(&self) {
         let turns = self.with(|state| {
             let more = state.uneven.as_mut().map_or(0, |random| random.below(4));
@@ -84,6 +93,16 @@ impl FakeDisk {
             rt::time::yield_once().await;
         }
     }
+}
+
+/// Counts down to zero; true while it does.
+fn due(count: &mut usize) -> bool {
+    std::mem::replace(count, count.saturating_sub(1)) > 0
+}
+
+/// Why not `panic!`: the log of a thousand of them is of no use.
+fn panic_quietly() -> ! {
+    std::panic::resume_unwind(Box::new("the disk was told to panic"))
 }
 
 /// Actions are found by hash alone.
@@ -131,11 +150,7 @@ impl BlobDisk for FakeDisk {
 
     async fn append(&self, key: &Key, codec: Codec, raw_len: u64, stored: &[&[u8]]) -> Result<u64, DiskError> {
         let data = Bytes::from(stored.concat());
-        let due = |count: &mut usize| std::mem::replace(count, count.saturating_sub(1)) > 0;
-        if self.with(|state| due(&mut state.append_panics)) {
-            // Why not `panic!`: the log of a thousand of them is of no use.
-            std::panic::resume_unwind(Box::new("the disk was told to panic"));
-        }
+        self.panic_if_due();
         if self.with(|state| due(&mut state.append_fails)) {
             return Err(DiskError::Io("the disk was told to fail".into()));
         }
@@ -225,6 +240,7 @@ pub struct FakeWriter {
 impl FrameWriter for FakeWriter {
     async fn push(&mut self, codec: Codec, stored: &[u8]) -> Result<(), DiskError> {
         self.disk.turn().await;
+        self.disk.panic_if_due();
         self.disk.with(|state| state.frames_in_flight += 1);
         self.frames.push((codec, Bytes::copy_from_slice(stored)));
         Ok(())
@@ -271,6 +287,9 @@ impl FrameReader for FakeLarge {
 
     async fn read_frames(&self, first: usize, max: usize) -> Result<Frames, DiskError> {
         let range = first..self.frames.len().min(first + max);
+        if self.disk.with(|state| state.panic_frame) == Some(first) {
+            panic_quietly();
+        }
         let frames = match self.disk.with(|state| state.damaged_frame) {
             Some(damaged) if damaged == first => return Err(DiskError::Damaged),
             // Frames before the damaged one are still good.

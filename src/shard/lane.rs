@@ -16,10 +16,10 @@ impl Lane {
         scope: &Scope,
         request: impl FnOnce(ReplyTo<Result<T, StoreError>>) -> Request,
     ) -> Result<T, StoreError> {
-        self.post(scope, request).await?.recv().await.map_err(|_| StoreError::Stopping)?
+        self.post(scope, request).await?.recv().await.map_err(|_| StoreError::Unanswered)?
     }
 
-    /// Sends a request and returns where its answer will come.
+    /// Sends a request and returns where its answer will come, unless a panic ends the work on it.
     pub(super) async fn post<T: Send>(
         &self,
         scope: &Scope,

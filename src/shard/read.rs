@@ -10,6 +10,7 @@ use super::disk::{Codec, DiskError};
 use super::worker::{Worker, store_error};
 use crate::limits::{FRAME_LEN, READ_AHEAD_FRAMES, READ_AT_ONCE_FRAMES};
 use crate::pure::digest::Digest;
+use crate::rt;
 use crate::rt::channel::{self, Sender};
 use crate::store::{Accept, Blob, BlobStream, Encoding, Get, StoreError};
 
@@ -121,8 +122,16 @@ struct Reader<D: BlobDisk> {
 }
 
 impl<D: BlobDisk> Reader<D> {
-    /// Sends `pieces` and all that follow, one read ahead of the receiver. Ends when the receiver is gone.
-    async fn run(mut self, mut pieces: Vec<Bytes>, mut sender: Sender<Result<Bytes, StoreError>>) {
+    /// Sends `pieces` and all that follow. Ends when the receiver is gone.
+    async fn run(self, pieces: Vec<Bytes>, mut sender: Sender<Result<Bytes, StoreError>>) {
+        if rt::catch(self.send(pieces, &mut sender)).await.is_err() {
+            // Why said: where the length was not announced, a stream that just ends looks whole.
+            let _ = sender.send(Err(StoreError::Unanswered)).await;
+        }
+    }
+
+    /// Is one read ahead of the receiver.
+    async fn send(mut self, mut pieces: Vec<Bytes>, sender: &mut Sender<Result<Bytes, StoreError>>) {
         loop {
             for piece in pieces {
                 if sender.send(Ok(piece)).await.is_err() {

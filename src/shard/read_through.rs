@@ -26,9 +26,9 @@ use crate::pure::digest::{Digest, Hash};
 use crate::pure::flight::{Next, Phase, Window};
 use crate::pure::upload_queue::{ObjectKind, Upload};
 use crate::pure::wrong_objects::Flaw;
-use crate::rt;
 use crate::rt::channel::{self, Sender};
 use crate::rt::local::{Event, Local, Permit, Permits};
+use crate::rt::{self, HandlerPanicked};
 use crate::store::{Accept, ActionEntry, ActionKey, Blob, BlobStream, Encoding, Get, Purpose, StoreError, Wanted};
 
 /// The flights of one core from one backend.
@@ -385,9 +385,10 @@ impl<D: BlobDisk> Worker<D> {
                 ObjectKind::Action => self.fly_action(&name, flight, body).await,
             }
         });
-        let landing = match rt::time::race(backend.stopped(), flight.unless_doomed(flown)).await {
-            rt::time::Either::Left(()) | rt::time::Either::Right(None) => Landing::Broken,
-            rt::time::Either::Right(Some(landing)) => landing,
+        // Why caught: else nobody would be told that it has ended, and its name would stay taken.
+        let landing = match rt::time::race(backend.stopped(), flight.unless_doomed(rt::catch(flown))).await {
+            rt::time::Either::Left(()) | rt::time::Either::Right(None | Some(Err(HandlerPanicked))) => Landing::Broken,
+            rt::time::Either::Right(Some(Ok(landing))) => landing,
         };
         let phase = match landing {
             Landing::Landed => Phase::Landed,
@@ -577,13 +578,18 @@ struct Follower<D: BlobDisk> {
 
 impl<D: BlobDisk> Follower<D> {
     async fn run(mut self, flight: Rc<Flight>) {
-        let failed = match self.keep_up(&flight).await {
-            Some(Next::Behind) => self.read_on(&flight).await,
-            Some(Next::Failed) => Some(StoreError::Lost { digest: self.digest }),
-            _ => None,
-        };
+        let failed = rt::catch(self.follow(&flight)).await.unwrap_or(Some(StoreError::Unanswered));
         if let Some(error) = failed {
             let _ = self.sender.send(Err(error)).await;
+        }
+    }
+
+    /// Sends what the reader wants of the flight, and then of the cache. The error that the reader is still to be told.
+    async fn follow(&mut self, flight: &Flight) -> Option<StoreError> {
+        match self.keep_up(flight).await {
+            Some(Next::Behind) => self.read_on(flight).await,
+            Some(Next::Failed) => Some(StoreError::Lost { digest: self.digest }),
+            _ => None,
         }
     }
 
@@ -654,6 +660,7 @@ pub(super) fn landing_of(error: StoreError) -> Landing {
         | StoreError::Lost { .. }
         | StoreError::Disk(_)
         | StoreError::NotPurged { .. }
+        | StoreError::Unanswered
         | StoreError::Stopping => Landing::NotStored(error),
     }
 }

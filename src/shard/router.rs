@@ -127,7 +127,7 @@ impl<D: BlobDisk> Router<D> {
         answers[usize::from(inner.here.0)] = self.worker.find_missing(&local).await;
         for (answer, reply) in answers.iter_mut().zip(replies) {
             if let Some(reply) = reply {
-                *answer = reply.recv().await.map_err(|_| StoreError::Stopping)?;
+                *answer = reply.recv().await.map_err(|_| StoreError::Unanswered)?;
             }
         }
         Ok(batch::join(order, answers).expect("the worker answers each digest once"))
@@ -144,7 +144,7 @@ impl<D: BlobDisk> Router<D> {
         }
         let mut all = self.worker.purge(purge).await?;
         for reply in replies {
-            let Purged { examined, purged } = reply.recv().await.map_err(|_| StoreError::Stopping)??;
+            let Purged { examined, purged } = reply.recv().await.map_err(|_| StoreError::Unanswered)??;
             all.examined += examined;
             all.purged += purged;
         }
@@ -200,7 +200,7 @@ impl<D: BlobDisk> Store for Router<D> {
             None => Ok(self.worker.fetch(wanted).await),
             Some(lane) => {
                 let reply = lane.post(self.worker.scope(), |reply| Request::Fetch { wanted, reply }).await?;
-                reply.recv().await.map_err(|_| StoreError::Stopping)
+                reply.recv().await.map_err(|_| StoreError::Unanswered)
             }
         }
     }
@@ -273,7 +273,7 @@ impl<D: BlobDisk> Store for Router<D> {
             None => self.worker.purge(purge).await,
             Some(lane) => {
                 let reply = lane.post(self.worker.scope(), |reply| Request::Purge { purge, reply }).await?;
-                reply.recv().await.map_err(|_| StoreError::Stopping)?
+                reply.recv().await.map_err(|_| StoreError::Unanswered)?
             }
         }
     }
@@ -292,7 +292,8 @@ async fn serve<D: BlobDisk>(worker: Worker<D>, mut inbox: Receiver<Asked>, recei
         let (worker, ended_here) = (worker.scoped(scope), ended.clone());
         running.spawn(async move {
             let _busy = rt::busy();
-            handle(worker, request).await;
+            // Its asker, who is left without an answer, tells its client.
+            rt::contain(handle(worker, request)).await;
             ended_here.notify();
         });
         // The one that just ended is still inside, so the bound is met a little early.

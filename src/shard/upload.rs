@@ -72,7 +72,7 @@ impl Upload for UploadHandle {
                 Ok(())
             }
             Some(Err(end)) => Err(end),
-            None => Err(UploadEnd::Failed(StoreError::Stopping)),
+            None => Err(UploadEnd::Failed(StoreError::Unanswered)),
         }
     }
 
@@ -297,12 +297,13 @@ impl<D: BlobDisk> Uploads<D> {
             table.started += 1;
             table.started
         });
-        let task =
-            Task { worker: worker.clone(), key: key.clone(), number, running: running.clone(), session, slot, ack_to };
+        let place = Place { worker: worker.clone(), key: key.clone(), number, running: running.clone() };
+        let task = Task { session, slot, place, ack_to };
+        // A panic in it is told to the handle, which gets no answer.
+        let task = rt::contain(task.run(inbox));
         let gate = worker.gate();
         // Why not all: a small blob is at most one slice of work, and between two queues it costs a third more.
-        let entered =
-            if is_small(&key.digest) { gate.spawn(task.run(inbox)) } else { gate.spawn_bulk(task.run(inbox)) };
+        let entered = if is_small(&key.digest) { gate.spawn(task) } else { gate.spawn_bulk(task) };
         if !entered {
             return Err(StoreError::Stopping);
         }
@@ -313,29 +314,6 @@ impl<D: BlobDisk> Uploads<D> {
         });
         drop(left);
         Ok(UploadHandle { messages, acks, gathered: Vec::new(), gathered_len: 0, unacked: VecDeque::new() })
-    }
-
-    /// Forgets a running upload that has ended.
-    fn end(&self, key: &Rc<UploadKey>, number: u64, running: &Rc<Running>) {
-        let left = self.0.with(|table| {
-            table.forget(number, running);
-            table.names.end(key, running)
-        });
-        drop(left);
-        running.ended.notify();
-    }
-
-    /// Keeps what has arrived of a running upload that was cut off, if it still has its name.
-    fn park(&self, key: Rc<UploadKey>, number: u64, running: &Rc<Running>, mut session: Session<D>) {
-        session.park();
-        let left = self.0.with(|table| {
-            table.forget(number, running);
-            let now_ms = table.now_ms();
-            table.names.park(&key, running, session, now_ms)
-        });
-        drop(left);
-        running.ended.notify();
-        self.sweep();
     }
 
     /// Sees to it that parked uploads go when their time is over.
@@ -378,38 +356,67 @@ impl<D: BlobDisk> Table<D> {
     }
 }
 
-/// The owner's side of one running upload.
-struct Task<D: BlobDisk> {
+/// Where a running upload stands among those of its core. Dropping it, however the upload ends, takes it out.
+struct Place<D: BlobDisk> {
     worker: Worker<D>,
     key: Rc<UploadKey>,
     number: u64,
     running: Rc<Running>,
+}
+
+impl<D: BlobDisk> Place<D> {
+    /// Keeps what has arrived of an upload that was cut off, if it still has its name.
+    fn park(self, mut session: Session<D>) {
+        session.park();
+        let left = self.worker.uploads().0.with(|table| {
+            let now_ms = table.now_ms();
+            table.names.park(&self.key, &self.running, session, now_ms)
+        });
+        drop(left);
+        self.worker.uploads().sweep();
+    }
+}
+
+impl<D: BlobDisk> Drop for Place<D> {
+    fn drop(&mut self) {
+        let left = self.worker.uploads().0.with(|table| {
+            table.forget(self.number, &self.running);
+            table.names.end(&self.key, &self.running)
+        });
+        drop(left);
+        self.running.ended.notify();
+    }
+}
+
+/// The owner's side of one running upload. Its parts go in this order: who sees that it has ended may count on its slot.
+struct Task<D: BlobDisk> {
     session: Session<D>,
     slot: Admitted,
+    place: Place<D>,
     ack_to: Sender<UploadAck>,
 }
 
 impl<D: BlobDisk> Task<D> {
     async fn run(mut self, mut inbox: Receiver<UploadMessage>) {
         loop {
-            let wanted = self.running.wanted.wait();
-            if self.running.is_wanted.get() {
+            let wanted = self.place.running.wanted.wait();
+            if self.place.running.is_wanted.get() {
                 self.ack(Err(UploadEnd::Failed(StoreError::TakenOver)));
                 return self.park();
             }
-            if self.running.is_to_yield.get() {
+            if self.place.running.is_to_yield.get() {
                 self.ack(Err(UploadEnd::Failed(StoreError::Yielded)));
                 return self.park();
             }
-            if self.running.is_stored.take()
+            if self.place.running.is_stored.take()
                 && let Err(end) = self.check_absent().await
             {
                 self.ack(Err(end));
-                return self.end();
+                return;
             }
-            self.running.idle_since.set(Some(rt::time::now()));
+            self.place.running.idle_since.set(Some(rt::time::now()));
             let next = rt::time::race(inbox.recv(), wanted).await;
-            self.running.idle_since.set(None);
+            self.place.running.idle_since.set(None);
             match next {
                 Either::Right(()) => {}
                 Either::Left(None) => return self.park(),
@@ -418,7 +425,7 @@ impl<D: BlobDisk> Task<D> {
                     let has_ended = consumed.is_err();
                     self.ack(consumed);
                     if has_ended {
-                        return self.end();
+                        return;
                     }
                 }
                 Either::Left(Some(UploadMessage::Finish { data, reply })) => return self.finish(data, reply).await,
@@ -429,48 +436,43 @@ impl<D: BlobDisk> Task<D> {
 
     async fn finish(mut self, data: Vec<Bytes>, reply: ReplyTo<Result<PutOutcome, StoreError>>) {
         let consumed = self.consume(data).await;
-        let Self { worker, key, number, running, session, slot, ack_to: _ } = self;
+        let Self { session, slot, place, ack_to: _ack_to } = self;
         let outcome = match consumed {
-            Ok(()) => session.finish(&worker).await,
+            Ok(()) => session.finish(&place.worker).await,
             Err(UploadEnd::AlreadyPresent) => Ok(PutOutcome::AlreadyPresent),
             Err(UploadEnd::Failed(error)) => Err(error),
         };
-        worker.uploads().end(&key, number, &running);
         // Why before the answer: who has it may count on the slot.
-        drop(slot);
+        drop((place, slot));
         reply.send(outcome);
     }
 
     async fn suspend(mut self, data: Vec<Bytes>, reply: ReplyTo<Result<u64, UploadEnd>>) {
         if let Err(end) = self.consume(data).await {
-            self.end();
+            drop(self);
             return reply.send(Err(end));
         }
-        let (uploads, key) = (self.worker.uploads().clone(), self.key.clone());
+        let (uploads, key) = (self.place.worker.uploads().clone(), self.place.key.clone());
         self.park();
         reply.send(Ok(uploads.report(&key)));
     }
 
-    fn end(self) {
-        self.worker.uploads().end(&self.key, self.number, &self.running);
-    }
-
     fn park(self) {
-        let Self { worker, key, number, running, session, slot, ack_to: _ } = self;
-        worker.uploads().park(key, number, &running, session);
+        let Self { session, slot, place, .. } = self;
+        place.park(session);
         drop(slot);
     }
 
     async fn consume(&mut self, data: Vec<Bytes>) -> UploadAck {
         self.check_absent().await?;
-        self.session.write(&self.worker, &data).await.map_err(UploadEnd::Failed)?;
-        self.running.committed.set(self.session.committed());
+        self.session.write(&self.place.worker, &data).await.map_err(UploadEnd::Failed)?;
+        self.place.running.committed.set(self.session.committed());
         Ok(())
     }
 
     /// An upload of a blob that is here is over.
     async fn check_absent(&self) -> Result<(), UploadEnd> {
-        match self.worker.holds(&self.key.digest).await {
+        match self.place.worker.holds(&self.place.key.digest).await {
             Ok(false) => Ok(()),
             Ok(true) => Err(UploadEnd::AlreadyPresent),
             Err(error) => Err(UploadEnd::Failed(error)),

@@ -465,10 +465,10 @@ impl<D: BlobDisk> Worker<D> {
 
     /// Runs what waits for a backend, outside of the bound on requests: nobody else must wait for that.
     pub(super) fn apart(&self, waiting: impl Future<Output = ()> + 'static) {
-        rt::spawn(async move {
+        rt::spawn(rt::contain(async move {
             let _busy = rt::busy();
             waiting.await;
-        });
+        }));
     }
 
     fn note_present(&self) -> PutOutcome {

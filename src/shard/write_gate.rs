@@ -13,7 +13,7 @@ use super::protocol::Request;
 use crate::limits;
 use crate::metrics::{Metric, Snapshot};
 use crate::pure::admission::{Admission, AdmissionConfig, Entry, Message, Refusal, Ticket};
-use crate::rt::local::Local;
+use crate::rt::local::{Local, Vital};
 use crate::rt::time;
 use crate::store::StoreError;
 
@@ -62,7 +62,7 @@ pub struct WriteGate(Rc<Inner>);
 
 struct Inner {
     limits: Cell<WriteLimits>,
-    rules: Local<Admission>,
+    rules: Vital<Admission>,
     /// Those who wait: how to wake them, or what was decided.
     waiting: Local<BTreeMap<Ticket, Waits>>,
     lanes: Local<Weak<[Option<Lane>]>>,
@@ -113,7 +113,7 @@ impl WriteGate {
         };
         Self(Rc::new(Inner {
             limits: Cell::new(limits),
-            rules: Local::new(Admission::new(config)),
+            rules: Vital::new(Admission::new(config)),
             waiting: Local::new(BTreeMap::new()),
             lanes: Local::new(Weak::<[Option<Lane>; 0]>::new()),
             epoch: time::now(),

@@ -347,6 +347,8 @@ pub enum StoreError {
     Disk(String),
     #[error("it is purged here, but not from the backend {backend}, which may bring it back: {detail}. Try again")]
     NotPurged { backend: String, detail: String },
+    #[error("the owner of the blob gave no answer: its work failed, and the server's log says why")]
+    Unanswered,
     #[error("the server is shutting down")]
     Stopping,
 }

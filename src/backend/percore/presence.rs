@@ -55,7 +55,7 @@ impl Backend {
                     let permit = rt::time::race(rt::time::deadline(until), backend.0.heads.take()).await;
                     let is_there = match permit {
                         rt::time::Either::Left(()) => false,
-                        rt::time::Either::Right(_permit) => backend.exists(&name).await,
+                        rt::time::Either::Right(_permit) => rt::catch(backend.exists(&name)).await.unwrap_or(false),
                     };
                     found.with(|found| found[at] = is_there);
                     let last = left.with(|left| {
@@ -104,7 +104,7 @@ impl Backend {
         let (reply, answer) = channel::reply();
         let (backend, name) = (self.clone(), name.clone());
         // Why apart: as above.
-        rt::spawn(async move {
+        rt::spawn(rt::contain(async move {
             let asked = async {
                 match rt::time::race(rt::time::deadline(until), backend.0.heads.take()).await {
                     rt::time::Either::Left(()) => None,
@@ -114,7 +114,7 @@ impl Backend {
             if let rt::time::Either::Left(size) = rt::time::race(Box::pin(asked), backend.stopped()).await {
                 reply.send(size);
             }
-        });
+        }));
         match rt::time::race(answer.recv(), rt::time::deadline(until)).await {
             rt::time::Either::Left(Ok(size)) => size,
             rt::time::Either::Left(Err(_)) | rt::time::Either::Right(()) => None,

@@ -95,6 +95,10 @@ impl Drop for Exchange {
         let inflight = self.counters.inflight(self.handler);
         inflight.set(inflight.get() - 1);
         let time = self.started.elapsed();
+        // Why so: nobody else knows what the client of a handler that panics is told.
+        if rt::is_panicking() {
+            self.code = StatusCode::INTERNAL_SERVER_ERROR;
+        }
         self.counters.ended(self.handler, method_label(&self.method), self.code, time, self.sent);
         let Some(path) = &self.path else { return };
         let (method, received, sent, ms) = (&self.method, self.received, self.sent, time.as_secs_f64() * 1e3);
@@ -135,7 +139,8 @@ impl Buf for Piece {
 /// The bytes of an answer.
 pub struct Body {
     content: Content,
-    exchange: Exchange,
+    /// `None` where a panic has ended the account.
+    exchange: Option<Exchange>,
 }
 
 enum Content {
@@ -165,7 +170,12 @@ impl Body {
     fn new(content: Content, code: StatusCode, mut exchange: Exchange) -> Self {
         exchange.code = code;
         exchange.is_whole = matches!(&content, Content::Whole(bytes) if bytes.is_empty());
-        Self { content, exchange }
+        Self { content, exchange: Some(exchange) }
+    }
+
+    /// What is said of a request whose account has ended.
+    pub fn unaccounted(bytes: Bytes) -> Self {
+        Self { content: Content::Whole(bytes), exchange: None }
     }
 }
 
@@ -195,14 +205,17 @@ impl hyper::body::Body for Body {
                 data
             }
         };
-        exchange.is_whole = match content {
-            Content::Whole(_) => true,
-            Content::Stream { left: Some(left), .. } => *left == 0,
-            Content::Stream { left: None, .. } => data.is_none(),
-        };
-        exchange.sent(data.as_ref().map_or(0, Bytes::len));
-        let hold = &exchange.hold;
-        Poll::Ready(data.map(|bytes| Ok(Frame::data(Piece { bytes, _hold: hold.clone() }))))
+        let mut hold = None;
+        if let Some(exchange) = exchange {
+            exchange.is_whole = match content {
+                Content::Whole(_) => true,
+                Content::Stream { left: Some(left), .. } => *left == 0,
+                Content::Stream { left: None, .. } => data.is_none(),
+            };
+            exchange.sent(data.as_ref().map_or(0, Bytes::len));
+            hold.clone_from(&exchange.hold);
+        }
+        Poll::Ready(data.map(|bytes| Ok(Frame::data(Piece { bytes, _hold: hold }))))
     }
 
     fn is_end_stream(&self) -> bool {

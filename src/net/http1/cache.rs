@@ -289,9 +289,9 @@ impl Upload {
     /// Why behind the answer: a client may wait for it with a body that has no end. Why at all: a connection that is closed
     /// with bytes unread takes the answer with it.
     fn drain_behind(mut self) {
-        rt::spawn(async move {
+        rt::spawn(rt::contain(async move {
             let _ = time::timeout(limits::HTTP_DRAIN_TIME, self.drain(limits::HTTP_DRAIN_LEN_MAX)).await;
-        });
+        }));
     }
 
     /// Reads and drops what the client still sends, up to so many bytes. Behind a longer rest the connection is closed.

@@ -25,6 +25,7 @@ use crate::budget::Claim;
 use crate::pure::http_cache::Target;
 use crate::pure::json::Json;
 use crate::pure::scope::Scope;
+use crate::rt::{self, HandlerPanicked};
 use crate::service::purge::{purge_actions, purge_target, told};
 use crate::service::refusal::Refusal;
 use crate::store::{Purged, Store};
@@ -42,7 +43,7 @@ const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script
                            connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 const NOSNIFF: (HeaderName, HeaderValue) = (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
 
-/// Answers one request.
+/// Answers one request. A panic costs that request, and its connection.
 pub async fn answer<S: Store>(
     server: Rc<Server<S>>,
     peer: Peer,
@@ -50,6 +51,25 @@ pub async fn answer<S: Store>(
     in_request: InRequest,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
+    // Why boxed: it is some kilobytes, which would be moved several times.
+    let made = rt::catch(Box::pin(respond(server, peer, shares, in_request, request))).await;
+    Ok(made.unwrap_or_else(|HandlerPanicked| {
+        let reason = "the handler failed; the server's log says why\n";
+        let mut response = Response::new(Body::unaccounted(Bytes::from_static(reason.as_bytes())));
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        response.headers_mut().insert(CONTENT_TYPE, TEXT);
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        response
+    }))
+}
+
+async fn respond<S: Store>(
+    server: Rc<Server<S>>,
+    peer: Peer,
+    shares: Shares,
+    in_request: InRequest,
+    request: Request<Incoming>,
+) -> Response<Body> {
     let (head, body) = request.into_parts();
     if hyper::body::Body::is_end_stream(&body) {
         in_request.received();
@@ -80,12 +100,12 @@ pub async fn answer<S: Store>(
     if let Some(reason) = malformed(&head) {
         let mut response = cache::reject(&server, Refusal::new(400, reason), &head, body, &shares, exchange);
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-        return Ok(response);
+        return response;
     }
     let credential = || credential(&head.headers, head.uri.authority());
     let role = match server.settings.access.decide(needs.into(), &peer, credential).made().await {
         Ok(role) => role,
-        Err(denial) => return Ok(cache::deny(&server, denial, &head, body, &shares, exchange)),
+        Err(denial) => return cache::deny(&server, denial, &head, body, &shares, exchange),
     };
     let mut response = match (handler, &target) {
         (Handler::Metrics | Handler::Status | Handler::Page, _) if !is_read => {
@@ -140,7 +160,7 @@ pub async fn answer<S: Store>(
     if server.is_draining() {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    Ok(response)
+    response
 }
 
 /// Where the blob or result belongs that a purge names.

@@ -117,14 +117,14 @@ fn slots_come_back_on_every_path() {
                     number += 1;
                     let cut_off = matches!(path, Path::Timeout | Path::Cancel | Path::Disconnect);
                     let large = match path {
-                        Path::Stored | Path::WrongHash | Path::DiskError => number % 2 == 0,
-                        Path::BadZstd | Path::Panic => false,
+                        Path::Stored | Path::WrongHash | Path::DiskError | Path::Panic => number % 2 == 0,
+                        Path::BadZstd => false,
                         Path::DecoderError | Path::Timeout | Path::Cancel | Path::Disconnect => true,
                     };
                     match path {
                         Path::DiskError if large => disk.with(|state| state.no_space += 1),
                         Path::DiskError => disk.with(|state| state.append_fails += 1),
-                        Path::Panic => disk.with(|state| state.append_panics += 1),
+                        Path::Panic => disk.with(|state| state.panics += 1),
                         _ => {}
                     }
                     let headers: &[_] = if path == Path::Timeout { &[("grpc-timeout", "100m")] } else { &[] };

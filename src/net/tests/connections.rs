@@ -1,5 +1,10 @@
 //! Connections: windows, floods, stop. Hostile clients speak raw frames.
 
+use std::cell::Cell;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
 use super::*;
 use crate::limits;
 use crate::net::accept::{self, ConnectionsMax};
@@ -7,7 +12,7 @@ use crate::rt::listen::{Address, Bound};
 use crate::rt::signal::Shutdown;
 use crate::rt::tcp::Listener;
 use crate::store::fake::digest_of;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const HEADERS: u8 = 1;
@@ -364,5 +369,74 @@ fn cut_off_streams_are_charged() {
         assert_eq!(purse.apart(), charged);
         drop(client);
         harness.until("all is given back", || purse.apart() == 0).await;
+    });
+}
+
+/// A transport that panics in its next read once it is told to.
+struct Trap {
+    io: DuplexStream,
+    is_set: Rc<Cell<bool>>,
+}
+
+impl AsyncRead for Trap {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.io).poll_read(context, buf);
+        assert!(read.is_pending() || !self.is_set.get(), "the transport was told to panic");
+        read
+    }
+}
+
+impl AsyncWrite for Trap {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(context, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
+    }
+}
+
+/// Goal: a panic in what serves a connection costs that connection and its calls, and gives back all that they held. Method: a
+/// transport that panics, in the first bytes of each kind of connection, and while a call waits.
+#[test]
+fn a_panic_costs_its_connection() {
+    with_server(async |harness| {
+        let held = Rc::new(());
+        let trap = |kind, is_set: &Rc<Cell<bool>>| {
+            let (ours, theirs) = tokio::io::duplex(64 << 10);
+            harness.server.serve(kind, Trap { io: theirs, is_set: is_set.clone() }, Origin::default(), held.clone());
+            ours
+        };
+        let is_set = Rc::new(Cell::new(true));
+        for kind in [Kind::Grpc, Kind::Http, Kind::Both] {
+            let mut client = trap(kind, &is_set);
+            client.write_all(b"GET /status HTTP/1.1\r\nhost: cache\r\n\r\n").await.expect("it is read");
+            let mut answer = Vec::new();
+            client.read_to_end(&mut answer).await.expect("it is closed");
+        }
+        assert_eq!(rt::core_stats().panics, 3);
+
+        is_set.set(false);
+        let (send, connection) = h2::client::Builder::new().handshake(trap(Kind::Grpc, &is_set)).await.expect("HTTP/2");
+        rt::spawn(async move {
+            let _ = connection.await;
+        });
+        let mut client = Client { send };
+        let digest = harness.store.fake.add(&b"blob"[..]);
+        harness.store.brake(|brake| brake.hold = true);
+        let mut call = client.start(READ, &[]).await;
+        call.send(frame(&ReadRequest { resource_name: read_name(digest), ..Default::default() }), true);
+        harness.until("it waits", || harness.store.brake(|brake| brake.waiting) == 1).await;
+        is_set.set(true);
+        let _other = client.start(READ, &[]).await;
+        harness.until("the call is cut", || harness.server.counters.calls_open.get() == 0).await;
+        harness.until("all is given back", || Rc::strong_count(&held) == 1).await;
+        assert_eq!(harness.server.settings.purse.apart(), 0);
+        harness.store.brake(|brake| brake.hold = false);
+        harness.connect().await.read(&read_name(digest), 0, 0).await.expect(Code::Ok, "");
     });
 }

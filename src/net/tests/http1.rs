@@ -106,6 +106,23 @@ fn routes() {
     });
 }
 
+/// Goal: a panic costs its request and the connection. Method: the store panics once; the next connection is served.
+#[test]
+fn a_panic_is_500() {
+    with_server(async |harness| {
+        let digest = harness.store.fake.add(&b"blob"[..]);
+        let path = format!("/cas/{}", digest.hash);
+        harness.store.brake(|brake| brake.panic = true);
+        let mut client = Raw::connect(harness);
+        let reply = client.ask("GET", &path).await;
+        assert_eq!((reply.code, reply.header("connection")), (500, "close"));
+        assert_eq!((reply.text(), client.rest().await), ("the handler failed; the server's log says why\n", vec![]));
+        assert_eq!(rt::core_stats().panics, 1);
+        assert_eq!(Raw::connect(harness).ask("GET", &path).await.code, 200);
+        harness.until("both requests are over", || harness.server.asked() == (2, 0)).await;
+    });
+}
+
 /// Goal: requests that came together are answered in order, and one that asks to close is the last. Method: three in one
 /// write.
 #[test]

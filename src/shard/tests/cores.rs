@@ -7,10 +7,13 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::{SplitMix64, digest_of};
-use crate::limits::{FRAME_LEN, ROUTER_REQUESTS_MAX};
+use crate::budget::Purse;
+use crate::limits::{FRAME_LEN, READ_AHEAD_FRAMES, ROUTER_REQUESTS_MAX};
 use crate::pure::digest::Digest;
+use crate::pure::memory_plan::Use;
 use crate::pure::purge::InstanceTag;
 use crate::pure::shard_map::{CoreId, ShardMap};
+use crate::rt;
 use crate::rt::cores::block_on;
 use crate::rt::gate::Gate;
 use crate::shard::codec::StorageMode;
@@ -18,7 +21,9 @@ use crate::shard::fake_disk::FakeDisk;
 use crate::shard::router::{Router, wire};
 use crate::shard::worker::{Worker, WorkerConfig};
 use crate::shard::write_gate::WriteLimits;
-use crate::store::{Accept, ActionKey, Encoding, Get, Opened, Put, PutOutcome, Store, StoreError, Upload, UploadKey};
+use crate::store::{
+    Accept, ActionKey, Encoding, Get, Opened, Put, PutOutcome, Store, StoreError, Upload, UploadEnd, UploadKey,
+};
 
 /// Enough for every test that is not about slots.
 fn many() -> WriteLimits {
@@ -137,6 +142,68 @@ fn a_core_that_is_gone_is_stopping() {
         let router = port.start(super::worker(StorageMode::Zstd).0, ShardMap::new(64, 2));
         let digests: Vec<Digest> = (0..50u64).map(|n| digest_of(&n.to_le_bytes())).collect();
         assert_eq!(router.find_missing(digests).await, Err(StoreError::Stopping));
+    });
+}
+
+/// Goal: a panic in what a core does for another one costs that request, and no slot, memory, name or place. Method: two cores on
+/// one executor; the owner's disk panics 1,000 times in each kind of write, then in a read, at its beginning and further on.
+#[test]
+fn a_panic_costs_its_request() {
+    const TIMES: u64 = 1000;
+    block_on(async {
+        let map = ShardMap::new(64, 2);
+        let (disk, purse) = (FakeDisk::default(), Purse::alone(1 << 40));
+        let config = |core| {
+            let writes = WriteLimits::new(2, Duration::ZERO);
+            let config = super::worker_config(StorageMode::Uncompressed, 0);
+            WorkerConfig { core, cores: 2, writes, purse: purse.clone(), ..config }
+        };
+        let mut ports = wire(2).into_iter();
+        let mut start = |disk, core| ports.next().expect("two").start(Worker::new(disk, config(core)), map);
+        let (asking, owner) = (start(FakeDisk::default(), 0), start(disk.clone(), 1));
+        let theirs = |len| {
+            let blobs = (0..u64::MAX).map(|seed| SplitMix64(seed).noise(len));
+            let mut blobs = blobs.filter(|blob| map.core_of_hash(&digest_of(blob).hash) == CoreId(1));
+            blobs.next().expect("every other one")
+        };
+        let (small, large) = (theirs(100), theirs(6 * FRAME_LEN));
+        let put = || Put {
+            digest: digest_of(&small),
+            encoding: Encoding::Identity,
+            data: vec![small.clone()],
+            admitted: false,
+        };
+        let digest = digest_of(&large);
+        let key = UploadKey { instance: "".into(), uuid: "u".into(), digest, encoding: Encoding::Identity };
+        let before = rt::core_stats().panics;
+        for _ in 0..TIMES {
+            disk.with(|disk| disk.panics = 1);
+            assert_eq!(asking.put(put()).await, Err(StoreError::Unanswered));
+            disk.with(|disk| disk.panics = 1);
+            let opened = asking.open_upload(key.clone(), 0).await;
+            let Ok(Opened::Ready(mut upload)) = opened else { panic!("a slot or a name is lost: {:?}", opened.err()) };
+            let end = upload.write(vec![large.slice(..FRAME_LEN)]).await;
+            assert!(matches!(end, Err(UploadEnd::Failed(StoreError::Unanswered))), "{end:?}");
+        }
+        assert_eq!(rt::core_stats().panics - before, 2 * TIMES);
+        let (stats, status) = (owner.worker().stats(), asking.upload_status(key.clone()).await.expect("an answer"));
+        assert_eq!((stats.writes.in_flight, stats.writes.waiting, stats.tasks, stats.parked_uploads), (0, 0, 0, 0));
+        assert_eq!((purse.held(Use::Writes), status.committed), (0, 0));
+
+        assert_eq!(asking.put(put()).await, Ok(PutOutcome::Stored));
+        let Ok(Opened::Ready(mut upload)) = asking.open_upload(key, 0).await else { panic!("it is new") };
+        upload.write(vec![large.clone()]).await.expect("consumed");
+        assert_eq!(upload.finish().await, Ok(PutOutcome::Stored));
+        let whole = Get { digest, offset: 0, limit: None, accept: Accept::Identity };
+        disk.with(|disk| disk.panic_frame = Some(0));
+        assert_eq!(asking.get(whole).await.err(), Some(StoreError::Unanswered));
+        disk.with(|disk| disk.panic_frame = Some(READ_AHEAD_FRAMES));
+        let blob = asking.get(whole).await.expect("it begins well").expect("present");
+        assert_eq!(super::collect(blob).await.err(), Some(StoreError::Unanswered));
+        disk.with(|disk| disk.panic_frame = None);
+        let blob = asking.get(whole).await.expect("no error").expect("present");
+        assert!(super::collect(blob).await.expect("no error").1 == large);
+        assert_eq!((owner.worker().stats().tasks, rt::core_stats().panics - before), (0, 2 * TIMES + 2));
     });
 }
 

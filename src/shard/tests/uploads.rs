@@ -300,7 +300,7 @@ fn two_uploads_of_one_blob_both_end_well() {
             assert_eq!(outcomes, [Ok(PutOutcome::Stored), Ok(PutOutcome::AlreadyPresent)]);
             let end = late.write(vec![Bytes::from(vec![0; 4 * UPLOAD_MESSAGE_LEN])]).await;
             assert!(matches!(end, Err(UploadEnd::AlreadyPresent)), "{end:?}");
-            assert_eq!(late.finish().await, Err(StoreError::Stopping), "an ended upload has no second answer");
+            assert_eq!(late.finish().await, Err(StoreError::Unanswered), "an ended upload has no second answer");
             assert_eq!(disk.with(|state| state.frames_in_flight), 0);
             assert!(matches!(worker.open_upload(key, 0).await, Ok(Opened::AlreadyPresent)));
         }
