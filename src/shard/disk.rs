@@ -576,3 +576,6 @@ impl Core {
 }
 
 const _: () = assert!(VERSION_SHIFT + 40 == u64::BITS);
+
+#[cfg(test)]
+mod tests;

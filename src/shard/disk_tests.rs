@@ -21,7 +21,7 @@ use crate::rt::time::{sleep, yield_to_reactor};
 /// All cores of one process, in one executor.
 pub(super) struct World {
     pub(super) disks: Vec<Disk>,
-    map: ShardMap,
+    pub(super) map: ShardMap,
 }
 
 impl World {

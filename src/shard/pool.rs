@@ -214,3 +214,6 @@ impl PoolMain {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -428,3 +428,6 @@ impl<'a, B: Blocks> Window<'a, B> {
         self.bytes.as_ref()?.bytes().get(from..from + len)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,242 @@
+//! What the engine holds to between its steps, seen from inside.
+
+mod reclaims;
+
+use std::cell::Cell;
+
+use super::*;
+use crate::limits::CHUNK_LEN;
+use crate::pure::shard_map::{ShardId, ShardMap};
+use crate::rt::cores::block_on;
+use crate::rt::faults::{Operation, plan};
+use crate::rt::time::yield_to_reactor;
+use crate::shard::disk_tests::{Blob, World, crash_copy, directory};
+
+/// More turns of the reactor than anything here takes.
+const TURNS_MAX: usize = 5000;
+
+impl Disk {
+    /// All that was stored up to now is on the drive.
+    async fn flushed(&self) {
+        for shard in self.0.own_shards() {
+            self.0.flush_shard(shard);
+            self.0.settle(shard).await;
+        }
+    }
+
+    /// Chunks that are taken.
+    fn chunks_taken(&self) -> u32 {
+        let taken =
+            |state: &mut ShardState| state.chunks.segments().map(|segment| state.chunks.taken(segment)).sum::<u32>();
+        self.0.own_shards().map(|shard| shard.state.with(taken)).sum()
+    }
+
+    /// Waits until so many chunks are taken. False when that does not come.
+    async fn comes_to_chunks(&self, taken: u32) -> bool {
+        for _ in 0..TURNS_MAX {
+            if self.chunks_taken() == taken {
+                return true;
+            }
+            yield_to_reactor().await;
+        }
+        false
+    }
+
+    fn first_chunk(&self, key: &Key) -> Option<u32> {
+        let (shard, tag) = self.locate(key).expect("on this core");
+        shard.state.with(|state| state.large.get(&tag).map(|large| large.held.runs[0].first))
+    }
+}
+
+/// Blobs whose hashes are of the first shard.
+fn of_first_shard(map: ShardMap, from: u64, len: u64) -> impl Iterator<Item = Blob> {
+    let blobs = (from..).map(move |number| Blob::cas(number, len));
+    blobs.filter(move |blob| map.shard_of(&blob.key.hash) == ShardId(0))
+}
+
+/// Goal: where the tags of two keys meet, each is told from the other by its whole key, and what is there is not harmed. Method:
+/// the record of one key is stored at the tag of another, which differs in its hash, in its kind, or in a size that the index
+/// takes for the same.
+#[test]
+fn keys_whose_tags_meet_are_told_apart() {
+    let dir = directory();
+    block_on(async {
+        let world = World::open(dir.path(), 64, 1, Ack::Flushed).await;
+        let disk = &world.disks[0];
+        let stored = Blob::cas(1, 3000).key;
+        let word = Word::small(1, &stored, 2000).expect("it fits");
+        let same_check = (3001..).find(|&size| word.fits(&Key { size, ..stored })).expect("the check has 14 bits");
+        let others =
+            [Blob::cas(2, 3000).key, Key { kind: Kind::ScopedCas, ..stored }, Key { size: same_check, ..stored }];
+        let data = vec![7; 2000];
+        for asked in others {
+            let (shard, tag) = disk.locate(&asked).expect("on this core");
+            let header = Header {
+                kind: RecordKind::Small,
+                key: stored,
+                codec: Codec::Zstd,
+                pieces: false,
+                raw_len: 3000,
+                origin: Origin::default(),
+                stored_len: data.len() as u32,
+                payload_sum: disk.0.sums.payload(&data),
+            };
+            let record = Record { header, tag, payload: &[&data], large: None };
+            let publish = |state: &mut ShardState, word, ticket: &Ticket| drop(state.publish(tag, word, ticket));
+            let placed = disk.0.append_record(&shard, Urgency::Normal, &record, |_| true, publish).await;
+            assert!(placed.is_ok() && disk.contains(&asked), "{asked:?}");
+            assert!(matches!(disk.read(&asked).await, Ok(None)), "{asked:?}");
+            if asked.hash != stored.hash {
+                assert_eq!(disk.size_of(&asked.hash).await, Ok(None));
+            }
+            assert!(disk.contains(&asked), "the other one is innocent");
+        }
+        let Ok(Some(Stored::Small(found))) = disk.read(&stored).await else { panic!("its own key finds it") };
+        assert!(found.data == data && disk.size_of(&stored.hash).await == Ok(Some(3000)));
+        assert_eq!(disk.stats().damaged_records, 0);
+    });
+}
+
+/// Goal: a tomb is not put behind a newer record of its key: that would be gone at the next start. Method: one that comes too
+/// late, of each order.
+#[test]
+fn a_tomb_that_comes_too_late_is_refused() {
+    let dir = directory();
+    block_on(async {
+        let world = World::open(dir.path(), 64, 1, Ack::Flushed).await;
+        let (disk, blob) = (&world.disks[0], Blob::cas(1, 3000));
+        let (shard, tag) = disk.locate(&blob.key).expect("on this core");
+        world.put(&blob).await.expect("stored");
+        for order in [TombOrder::Here, TombOrder::LastingHere] {
+            let appended = disk.0.append_tomb(&shard, tag, order, Urgency::Normal).await;
+            assert_eq!(appended.err(), Some(AppendError::Refused));
+        }
+        disk.flushed().await;
+        let copy = crash_copy(dir.path());
+        assert!(World::open(copy.path(), 64, 1, Ack::Flushed).await.has(&blob).await);
+    });
+}
+
+/// Goal: the chunks of a large blob stay taken until what ends it is on the drive, so that no crash leaves a commit that names
+/// the chunks of another blob; then they are free. Method: a blob ends in each way; at every write that follows all chunks are
+/// given back that may be, and the others counted.
+#[test]
+fn chunks_are_kept_until_their_blobs_end_is_on_the_drive() {
+    // An action, so that a short value can take its place.
+    let (long, short) = (Blob::action(1, 0, 300_000), Blob::action(1, 1, 100));
+    let ways = ["removed", "purged", "damaged", "replaced by a short one", "replaced by a long one"];
+    for way in ways {
+        let dir = directory();
+        block_on(async {
+            let world = World::open(dir.path(), 64, 1, Ack::Buffered).await;
+            let disk = &world.disks[0];
+            world.put(&long).await.expect("stored");
+            disk.flushed().await;
+            let before = disk.chunks_taken();
+            assert_eq!(before, 300_000_u32.div_ceil(CHUNK_LEN as u32));
+            // The last write is that of what ends the blob.
+            let (watched, taken) = (disk.clone(), Rc::new(Cell::new(0)));
+            let seen = taken.clone();
+            let faults = plan(move |operation, _| {
+                if operation == Operation::Write {
+                    watched.0.dig();
+                    seen.set(watched.chunks_taken());
+                }
+                None
+            });
+            let left = match way {
+                "removed" => disk.remove(&long.key, None).await.map(|_| 0),
+                "purged" => disk.purge(&[long.key]).await.map(|_| 0),
+                "damaged" => {
+                    disk.damaged(&long.key);
+                    Ok(0)
+                }
+                "replaced by a short one" => world.put(&short).await.map(|_| 0),
+                _ => world.put(&Blob::action(1, 1, 300_000)).await.map(|_| before),
+            };
+            let left = left.expect("it goes well");
+            assert!(disk.comes_to_chunks(left).await, "{way}");
+            drop(faults);
+            assert_eq!(taken.get(), before + left, "{way}: given back too early");
+        });
+    }
+}
+
+/// Goal: a writer that is dropped gives back all chunks, wherever they are: written, on their way to the drive, staged, or left
+/// over; and none while it is being written to. One that ends well keeps what it needs. Method: writers with so many bytes, whose
+/// first stage is a segment of 15 chunks; the chunks are counted at each write.
+#[test]
+fn a_dropped_writer_gives_back_each_chunk() {
+    let dir = directory();
+    block_on(async {
+        let world = World::open(dir.path(), 64, 1, Ack::Buffered).await;
+        let disk = &world.disks[0];
+        let segment = 15 * CHUNK_LEN;
+        let key = Blob::cas(1, 6 << 20).key;
+        for (len, closes) in [1, segment, segment + 1, 3 * segment].into_iter().flat_map(|n| [(n, false), (n, true)]) {
+            let mut writer = disk.begin_large(&key).await.expect("begun");
+            let (watched, untaken) = (disk.clone(), Rc::new(Cell::new(0)));
+            let seen = untaken.clone();
+            let faults = plan(move |operation, offset| {
+                // Else it is the header of a segment.
+                if operation == Operation::Write && !offset.is_multiple_of(1 << 20) {
+                    watched.0.dig();
+                    seen.set(seen.get() + u32::from(watched.chunks_taken() == 0));
+                }
+                None
+            });
+            for frame in vec![7; len].chunks(FRAME_LEN) {
+                writer.push(Codec::Raw, frame).await.expect("there is room");
+            }
+            if closes {
+                let (codec, raw_len, origin) = (Codec::Raw, key.size, Origin::default());
+                writer.close(Closing { codec, raw_len, pieces: false, origin }).await.expect("stored");
+                assert!(disk.comes_to_chunks(len.div_ceil(CHUNK_LEN) as u32).await, "{len} bytes");
+                assert_eq!(disk.remove(&key, None).await, Ok(true));
+            } else {
+                drop(writer);
+            }
+            assert!(disk.comes_to_chunks(0).await, "{} are left of {len} bytes", disk.chunks_taken());
+            // What is on its way ends before the plan does.
+            disk.flushed().await;
+            assert_eq!(untaken.get(), 0, "{len} bytes were written to chunks that were free");
+            drop(faults);
+        }
+    });
+}
+
+/// Goal: chunks that two commits name belong to the later one; the blob of the other is gone, and what comes later leaves them
+/// alone. Method: a blob is removed and another one gets its chunks; a crash; in the copy the tomb is wiped out.
+#[test]
+fn chunks_belong_to_the_last_commit_that_names_them() {
+    let dir = directory();
+    block_on(async {
+        let world = World::open(dir.path(), 64, 1, Ack::Flushed).await;
+        let disk = &world.disks[0];
+        let mut blobs = of_first_shard(world.map, 0, 300_000);
+        let [stays, gone, last, later] = std::array::from_fn(|_| blobs.next().expect("without end"));
+        world.put(&stays).await.expect("stored");
+        world.put(&gone).await.expect("stored");
+        let (chunks, first) = (disk.chunks_taken(), disk.first_chunk(&gone.key));
+        assert_eq!(disk.remove(&gone.key, None).await, Ok(true));
+        assert!(disk.comes_to_chunks(chunks / 2).await);
+        world.put(&last).await.expect("stored");
+        assert_eq!(disk.first_chunk(&last.key), first, "it was to get the same chunks");
+        let copy = crash_copy(dir.path());
+        let path = copy.path().join("data.0");
+        let mut bytes = std::fs::read(&path).expect("read");
+        // A record's magic, and the kind of a tomb.
+        let tombs: Vec<usize> =
+            (0..bytes.len()).step_by(RECORD_ALIGN).filter(|&at| bytes[at..].starts_with(b"rcR1\x03")).collect();
+        assert_eq!(tombs.len(), 1);
+        bytes[tombs[0]..][..HEADER_LEN].fill(0);
+        std::fs::write(&path, bytes).expect("written");
+        let world = World::open(copy.path(), 64, 1, Ack::Flushed).await;
+        assert!(!world.disks[0].contains(&gone.key));
+        assert!(world.has(&stays).await && world.has(&last).await);
+        assert_eq!(world.disks[0].chunks_taken(), chunks);
+        world.put(&later).await.expect("stored");
+        assert!(world.has(&stays).await && world.has(&last).await && world.has(&later).await);
+        assert_eq!(world.stats().damaged_records, 0);
+    });
+}
