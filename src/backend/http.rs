@@ -3,14 +3,13 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_core::Stream;
 use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::rt::ReadBufCursor;
@@ -95,7 +94,7 @@ pub enum OutBody {
     /// Bytes that are all here.
     Pieces(VecDeque<Bytes>),
     /// Bytes that are read while they are sent: exactly `left` of them.
-    Stream { pieces: Pin<Box<dyn Stream<Item = Result<Bytes, BodyError>>>>, left: u64 },
+    Stream { pieces: Pin<Box<dyn futures_core::Stream<Item = Result<Bytes, BodyError>>>>, left: u64 },
 }
 
 /// Our own source of bytes failed.
@@ -177,6 +176,8 @@ impl Response {
 pub struct Body {
     incoming: Incoming,
     connection: Option<(Pool, Connection)>,
+    /// Whether the connection may be of use after this.
+    again: bool,
 }
 
 impl Body {
@@ -189,7 +190,7 @@ impl Body {
             };
             match frame {
                 None => {
-                    if let Some((pool, connection)) = self.connection.take() {
+                    if let Some((pool, connection)) = self.connection.take().filter(|_| self.again) {
                         pool.keep(connection);
                     }
                     return Ok(None);
@@ -249,8 +250,20 @@ struct Lookup {
 
 struct Connection {
     sender: SendRequest<OutBody>,
+    /// Ends the task that drives the connection.
+    cut: Event,
     born: Instant,
     idle_since: Instant,
+}
+
+impl Drop for Connection {
+    /// What is idle says goodbye by itself. Why not all: a body that has been answered already would be sent for as long as its
+    /// server takes bytes, and held for as long as it takes none.
+    fn drop(&mut self) {
+        if !self.sender.is_ready() {
+            self.cut.notify();
+        }
+    }
 }
 
 impl Pool {
@@ -277,24 +290,33 @@ impl Pool {
             if connection.sender.ready().await.is_err() {
                 continue;
             }
-            match connection.sender.send_request(request()).await {
-                Ok(response) => return Ok(self.response(response, connection)),
+            let request = request();
+            let sends = !request.body().is_end_stream();
+            match connection.sender.send_request(request).await {
+                Ok(response) => return Ok(self.response(response, connection, sends)),
                 // Nothing of an answer has come.
                 Err(error) if is_dead(&error) => break,
                 Err(error) => return Err(self.error(&error)),
             }
         }
         let mut connection = self.connect().await?;
-        match connection.sender.send_request(request()).await {
-            Ok(response) => Ok(self.response(response, connection)),
+        let request = request();
+        let sends = !request.body().is_end_stream();
+        match connection.sender.send_request(request).await {
+            Ok(response) => Ok(self.response(response, connection, sends)),
             Err(error) => Err(self.error(&error)),
         }
     }
 
-    fn response(&self, response: hyper::Response<Incoming>, connection: Connection) -> Response {
+    /// `sends`: the request has a body.
+    fn response(&self, response: hyper::Response<Incoming>, connection: Connection, sends: bool) -> Response {
         let (head, incoming) = response.into_parts();
-        let body = Body { incoming, connection: Some((self.clone(), connection)) };
-        Response { status: head.status.as_u16(), headers: head.headers, body }
+        let status = head.status.as_u16();
+        // Why not: who refuses a body need not have read it, and may then read nothing more. An object that is there already
+        // (412) is no such refusal, and is common.
+        let again = !sends || status < 400 || status == 412;
+        let body = Body { incoming, connection: Some((self.clone(), connection)), again };
+        Response { status, headers: head.headers, body }
     }
 
     fn error(&self, error: &hyper::Error) -> HttpError {
@@ -322,20 +344,23 @@ impl Pool {
             HttpError::Connect { authority: authority(), source }
         })?;
         let stream = match &self.0.tls {
-            None => Conn::Plain(socket),
+            None => Stream::Plain(socket),
             Some(tls) => {
                 let stream = tls.connect(&target.host, socket).await;
-                Conn::Tls(Box::new(stream.map_err(|source| HttpError::Tls { authority: authority(), source })?))
+                Stream::Tls(Box::new(stream.map_err(|source| HttpError::Tls { authority: authority(), source })?))
             }
         };
+        let stream = Conn { stream, takes_nothing: false };
         let made = http1::Builder::new().max_buf_size(READ_BUFFER_MAX).handshake(stream).await;
         let (sender, driver) = made.map_err(|error| self.error(&error))?;
+        let cut = Event::default();
+        let is_cut = cut.wait();
         rt::spawn(rt::contain(async move {
             // Whoever waits for an answer gets the error as well.
-            let _ = driver.await;
+            let _ = rt::time::race(driver, is_cut).await;
         }));
         let now = rt::time::now();
-        Ok(Connection { sender, born: now, idle_since: now })
+        Ok(Connection { sender, cut, born: now, idle_since: now })
     }
 
     /// The addresses are looked up once in a while and used in turn.
@@ -400,7 +425,8 @@ impl Pool {
 
     fn keep(&self, mut connection: Connection) {
         connection.idle_since = rt::time::now();
-        if !self.is_fit(&connection) {
+        // One that is not ready still sends a body that has been answered already.
+        if !connection.sender.is_ready() || !self.is_fit(&connection) {
             return;
         }
         let extra = self.0.idle.with(|idle| {
@@ -451,9 +477,29 @@ fn describe(error: &dyn std::error::Error) -> String {
 }
 
 /// A connection's bytes, as hyper wants them.
-enum Conn {
+struct Conn {
+    stream: Stream,
+    /// A write has failed.
+    takes_nothing: bool,
+}
+
+enum Stream {
     Plain(TcpConn),
     Tls(Box<TlsConn>),
+}
+
+impl Conn {
+    /// A connection that takes no more bytes may have brought an answer, which hyper would not look at after an error: so the
+    /// write waits, and what is read decides.
+    fn written<T>(&mut self, context: &Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        let is_broken = |error: &io::Error| matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset);
+        if !matches!(&written, Poll::Ready(Err(error)) if is_broken(error)) {
+            return written;
+        }
+        self.takes_nothing = true;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
 }
 
 impl hyper::rt::Read for Conn {
@@ -463,9 +509,9 @@ impl hyper::rt::Read for Conn {
         mut cursor: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
         let mut buf = ReadBuf::new(cursor.initialize_unfilled());
-        let read = match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(context, &mut buf),
-            Self::Tls(stream) => Pin::new(stream).poll_read(context, &mut buf),
+        let read = match &mut self.get_mut().stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(context, &mut buf),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(context, &mut buf),
         };
         let filled = buf.filled().len();
         // SAFETY: `filled` bytes of the cursor were initialized by `initialize_unfilled`, as were all others.
@@ -475,42 +521,59 @@ impl hyper::rt::Read for Conn {
 }
 
 impl hyper::rt::Write for Conn {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(context, data),
-            Self::Tls(stream) => Pin::new(stream).poll_write(context, data),
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        if self.takes_nothing {
+            return Poll::Pending;
         }
+        let written = match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(context, data),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(context, data),
+        };
+        self.written(context, written)
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         data: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(context, data),
-            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(context, data),
+        if self.takes_nothing {
+            return Poll::Pending;
         }
+        let written = match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(context, data),
+            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(context, data),
+        };
+        self.written(context, written)
     }
 
     fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Plain(stream) => stream.is_write_vectored(),
-            Self::Tls(stream) => stream.is_write_vectored(),
+        match &self.stream {
+            Stream::Plain(stream) => stream.is_write_vectored(),
+            Stream::Tls(stream) => stream.is_write_vectored(),
         }
     }
 
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(context),
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.takes_nothing {
+            return Poll::Pending;
         }
+        let flushed = match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(context),
+        };
+        self.written(context, flushed)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        match &mut self.get_mut().stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(context),
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    mod pool;
 }

@@ -73,7 +73,7 @@ impl S3Error {
 
 /// How an operation ended that got an answer.
 enum Answer {
-    Ok(Response),
+    Ok(Box<Response>),
     Miss,
     Exists,
     Conflict,
@@ -380,7 +380,7 @@ impl Client {
                     let verdict = s3_message::judge(call.operation, status, &error);
                     let ErrorBody { code, message, .. } = error;
                     match self.with_clock(verdict, &response) {
-                        Verdict::Ok => return Ok(Answer::Ok(response)),
+                        Verdict::Ok => return Ok(Answer::Ok(Box::new(response))),
                         Verdict::Miss => return Ok(Answer::Miss),
                         Verdict::Exists => return Ok(Answer::Exists),
                         Verdict::Conflict => return Ok(Answer::Conflict),
@@ -564,9 +564,9 @@ fn request_head<'a>(
     Some((head.uri, head.headers))
 }
 
-/// Reads the rest of an answer that has been understood, so that the connection is used again; not if that is long.
+/// Reads the rest of an answer that has been understood, so that the connection is used again; not if that is long or late.
 async fn finish(body: &mut Body) {
-    let _ = read_document(body, BACKEND_ERROR_BODY_MAX).await;
+    let _ = within(HEAD_TIME, "end", read_document(body, BACKEND_ERROR_BODY_MAX)).await;
 }
 
 fn region_of(response: &Response, named: String) -> String {
@@ -576,9 +576,10 @@ fn region_of(response: &Response, named: String) -> String {
     }
 }
 
-/// The error document of an answer; what cannot be read is none. Read to its end, so that the connection is used again.
+/// The error document of an answer; what cannot be read, or does not come, is none. Read to its end, so that the connection is used
+/// again.
 async fn read_error(response: &mut Response) -> ErrorBody {
-    let document = read_document(&mut response.body, BACKEND_ERROR_BODY_MAX).await;
+    let document = within(HEAD_TIME, "end", read_document(&mut response.body, BACKEND_ERROR_BODY_MAX)).await;
     document.map_or_else(|_| ErrorBody::default(), |document| s3_message::parse_error(&document))
 }
 

@@ -15,6 +15,7 @@ import time
 import urllib.parse
 
 ERROR = "<Error><Code>{}</Code><Message>by order</Message></Error>"
+CODES = {429: "TooManyRequests", 503: "SlowDown", 500: "InternalError", 403: "AccessDenied", 412: "PreconditionFailed"}
 
 
 def self_signed(path: pathlib.Path) -> pathlib.Path:
@@ -56,6 +57,9 @@ class FaultStore:
     (int, str)      answers with this status and code
 
     `refuse` and `black_hole` are for connections: refused, and never answered.
+
+    `early`, a status and a word, is for uploads: they are answered with this status before anything of their body is read, and
+    nothing is read after that. "stall" keeps the connection, "close" ends it, "silent" keeps it and says only the first half.
     """
 
     def __init__(self, certificate: pathlib.Path | None = None, host: str = "127.0.0.1", port: int = 0):
@@ -74,6 +78,9 @@ class FaultStore:
         # Only for this many requests, if it is a number.
         self.times: int | None = None
         self.sick: dict[str, object] = {}
+        self.early: tuple[int, str] | None = None
+        # The other ends' ports of connections on which an upload was answered early.
+        self.answered_early: list[int] = []
         self.trickle = 1000
         self.methods = ("GET", "HEAD", "PUT", "POST", "DELETE")
         self.retry_after: str | None = None
@@ -205,6 +212,8 @@ class FaultStore:
                     self.in_flight += 1
                     self.most_in_flight = max(self.most_in_flight, self.in_flight)
                 try:
+                    if self.early is not None and method == "PUT":
+                        return self._answer_early(connection, request, *self.early)
                     request.body = reader.read(int(headers.get("content-length", 0)))
                     if self.gate is not None:
                         self.gate(request)
@@ -215,6 +224,17 @@ class FaultStore:
                         self.in_flight -= 1
         with self._lock:
             self._open.discard(connection)
+
+    def _answer_early(self, connection: socket.socket, request: Request, status: int, then: str) -> None:
+        with self._lock:
+            self.answered_early.append(connection.getpeername()[1])
+        self._refuse(connection, status, request, "stalled_body" if then == "silent" else None)
+        if then == "stall":
+            self._released.wait()
+
+    def _refuse(self, connection: socket.socket, status: int, request: Request, fault=None) -> bool:
+        extra = f"Retry-After: {self.retry_after}\r\n" if self.retry_after else ""
+        return self._send(connection, status, ERROR.format(CODES.get(status, "Other")).encode(), request, extra, fault)
 
     def _answer(self, connection: socket.socket, request: Request) -> bool:
         """Whether the connection goes on."""
@@ -233,9 +253,7 @@ class FaultStore:
         if isinstance(fault, tuple):
             return self._send(connection, fault[0], ERROR.format(fault[1]).encode(), request)
         if isinstance(fault, int):
-            code = {429: "TooManyRequests", 503: "SlowDown", 500: "InternalError", 403: "AccessDenied"}.get(fault, "Other")
-            extra = f"Retry-After: {self.retry_after}\r\n" if self.retry_after else ""
-            return self._send(connection, fault, ERROR.format(code).encode(), request, extra)
+            return self._refuse(connection, fault, request)
         query = urllib.parse.parse_qs(request.path.partition("?")[2], keep_blank_values=True)
         if "uploadId" in query or "uploads" in query:
             return self._answer_multipart(connection, request, key, query)
