@@ -322,8 +322,8 @@ pub const WRITE_LINE_LEN_MIN: usize = 4;
 /// How long a write waits for a slot when nothing else is said (`--write_queue_wait`), and at most.
 pub const WRITE_QUEUE_WAIT: Duration = Duration::from_millis(250);
 pub const WRITE_QUEUE_WAIT_MAX: Duration = Duration::from_secs(60);
-/// Writes that may wait for a slot on one core, and likewise for memory. Why so few: each takes one of `ROUTER_REQUESTS_MAX`, and reads must find
-/// room beside them.
+/// Writes that may wait on one core, for a slot and for memory together. Why so few: each takes one of `ROUTER_REQUESTS_MAX`, and
+/// reads must find room beside them.
 pub const WRITE_QUEUE_LEN: usize = ROUTER_REQUESTS_MAX / 2;
 /// How long an upload may send nothing while another write waits for its slot; then it is parked.
 pub const WRITE_SLOT_IDLE_MS: u64 = 5_000;

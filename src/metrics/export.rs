@@ -183,9 +183,6 @@ impl Exporter {
         all.add(Metric::CoresSilent, silent);
         self.add_process(&mut all);
         all.floor_gauges();
-        // Why: the cores answer one after the other, and a slot that moved between them meanwhile is in both answers.
-        let excess = all.total(Metric::WriteSlotsInflight) - all.total(Metric::WriteSlotsLimit);
-        all.add(Metric::WriteSlotsInflight, -excess.max(0.0));
         all
     }
 

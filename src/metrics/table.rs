@@ -125,7 +125,7 @@ table! {
         "What clients asked for (get, contains) of cas and ac, and whether it was there. A fall of the hit ratio \
          after a deployment usually means changed action keys."
     WriteSlotsInflight: Ours Gauge Count "cas_write_slots_inflight" []
-        "Writes of blobs that are let in now. At the limit for long: more is uploaded than the drive or the CPU takes, see \
+        "Writes of blobs that are let in now, and places on their way from core to core. At the limit for long: more is uploaded than the drive or the CPU takes, see \
          cas_write_shed_total."
     WriteSlotsLimit: Ours Gauge Count "cas_write_slots_limit" []
         "Writes that may be in at a time: --max_inflight_cas_writes, or what the memory limit allows."

@@ -26,7 +26,7 @@ pub struct AdmissionConfig {
     pub slots: u32,
     /// How long a write may wait for a busy slot. With 0 it waits only for the others' answers.
     pub wait_ms: u64,
-    /// Writes that may wait on this core at a time.
+    /// Writes that may wait on this core at a time, for a slot or for something else.
     pub queue_len: usize,
     /// How long a core that was asked may take to answer before the next one is asked.
     pub answer_ms: u64,
@@ -191,8 +191,9 @@ impl Admission {
         !self.queue.is_empty()
     }
 
-    /// A write wants a slot.
-    pub fn enter(&mut self, now_ms: u64) -> Entry {
+    /// A write wants a slot. `elsewhere` is how many others of this core wait for something else: with these there are as many as
+    /// may wait.
+    pub fn enter(&mut self, elsewhere: usize, now_ms: u64) -> Entry {
         let AdmissionConfig { here, cores, wait_ms, queue_len, answer_ms, .. } = self.config;
         if self.closed[here] {
             return Entry::Refused(Refusal::Closed);
@@ -205,7 +206,7 @@ impl Admission {
         if wait_ms == 0 && cores == 1 {
             return Entry::Refused(Refusal::Late);
         }
-        if self.waiting_here >= queue_len {
+        if self.waiting_here + elsewhere >= queue_len {
             return Entry::Refused(Refusal::QueueFull);
         }
         let grace_ms = if cores == 1 { 0 } else { ROUND_PAUSE_MS + cores as u64 * answer_ms };

@@ -31,7 +31,7 @@ impl Cluster {
     }
 
     fn enter(&mut self, core: usize) {
-        match self.cores[core].enter(self.now_ms) {
+        match self.cores[core].enter(0, self.now_ms) {
             Entry::Admitted => self.running[core] += 1,
             Entry::Waits(ticket) => self.waiting.push((core, ticket)),
             Entry::Refused(refusal) => self.refused.push(refusal),
@@ -295,14 +295,14 @@ fn the_wait_can_change() {
         one.tick(now_ms);
         std::iter::from_fn(|| one.next_decided()).count()
     };
-    assert!(matches!(one.enter(0), Entry::Waits(_)));
+    assert!(matches!(one.enter(0, 0), Entry::Waits(_)));
     one.set_wait_ms(20, 10);
-    assert!(matches!(one.enter(10), Entry::Waits(_)));
+    assert!(matches!(one.enter(0, 10), Entry::Waits(_)));
     assert_eq!((late(&mut one, 29), one.deadline_ms()), (0, Some(30)));
     assert_eq!(late(&mut one, 30), 2);
-    assert!(matches!(one.enter(30), Entry::Waits(_)));
+    assert!(matches!(one.enter(0, 30), Entry::Waits(_)));
     one.set_wait_ms(1000, 40);
-    assert!(matches!(one.enter(40), Entry::Waits(_)));
+    assert!(matches!(one.enter(0, 40), Entry::Waits(_)));
     assert_eq!((late(&mut one, 50), one.deadline_ms()), (1, Some(1040)));
 }
 
@@ -311,13 +311,14 @@ fn the_wait_can_change() {
 fn waits_in_order_and_within_bounds() {
     let config = AdmissionConfig { here: 0, cores: 1, slots: 2, wait_ms: 100, queue_len: 3, answer_ms: ANSWER_MS };
     let mut one = Admission::new(config);
-    assert_eq!((one.enter(0), one.enter(0)), (Entry::Admitted, Entry::Admitted));
-    let waits = [1, 2, 3].map(|now_ms| match one.enter(now_ms) {
+    assert_eq!((one.enter(0, 0), one.enter(0, 0)), (Entry::Admitted, Entry::Admitted));
+    let waits = [1, 2, 3].map(|now_ms| match one.enter(0, now_ms) {
         Entry::Waits(ticket) => ticket,
         other => panic!("{other:?}"),
     });
-    assert_eq!(one.enter(3), Entry::Refused(Refusal::QueueFull));
+    assert_eq!(one.enter(0, 3), Entry::Refused(Refusal::QueueFull));
     one.leave(waits[1]);
+    assert_eq!(one.enter(1, 3), Entry::Refused(Refusal::QueueFull), "one waits for something else");
     one.release(50);
     assert_eq!(one.next_decided(), Some((waits[0], Ok(()))));
     assert_eq!(one.deadline_ms(), Some(103));
@@ -327,7 +328,7 @@ fn waits_in_order_and_within_bounds() {
     assert_eq!(one.next_decided(), Some((waits[2], Err(Refusal::Late))));
     assert_eq!((one.deadline_ms(), one.waiting(), one.taken()), (None, 0, 2));
     let mut none = Admission::new(AdmissionConfig { wait_ms: 0, slots: 0, ..config });
-    assert_eq!(none.enter(0), Entry::Refused(Refusal::Late));
+    assert_eq!(none.enter(0, 0), Entry::Refused(Refusal::Late));
 }
 
 /// Goal: a core that never answers costs some milliseconds, not the wait. Method: 3 cores, the idle slot on the last.

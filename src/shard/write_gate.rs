@@ -146,7 +146,10 @@ impl WriteGate {
     /// Adds what this gate has done and holds.
     pub fn report(&self, into: &mut Snapshot) {
         let stats = self.stats();
-        into.add(Metric::WriteSlotsInflight, stats.in_flight);
+        // Why not those in use here alone: cores answer at different moments, and a slot that moves meanwhile would be in both
+        // answers. So one that was lent counts where it came from, until its borrower's answer takes it off.
+        let in_flight = stats.in_flight as f64 + stats.lent as f64 - stats.borrowed as f64;
+        into.add(Metric::WriteSlotsInflight, in_flight);
         // Why those: they sum up to the limit, while the others are on their way now and then.
         into.add(Metric::WriteSlotsLimit, stats.home_slots);
         into.add(Metric::WritesWaiting, stats.waiting);
@@ -177,9 +180,9 @@ impl WriteGate {
         })
     }
 
-    /// A slot if there is one, else the wait for one.
-    pub fn enter(&self) -> Result<WriteSlot, Turn> {
-        match self.decide(|rules, now_ms| rules.enter(now_ms)) {
+    /// A slot if there is one, else the wait for one, beside `elsewhere` writes that wait for something else.
+    pub fn enter(&self, elsewhere: usize) -> Result<WriteSlot, Turn> {
+        match self.decide(|rules, now_ms| rules.enter(elsewhere, now_ms)) {
             Entry::Admitted => Ok(self.admit()),
             Entry::Waits(ticket) => {
                 self.0.waiting.with(|waiting| waiting.insert(ticket, Waits::Undecided(Waker::noop().clone())));
@@ -210,6 +213,11 @@ impl WriteGate {
         self.decide(|rules, now_ms| rules.tick(now_ms));
         self.carry_out();
         self.deadline()
+    }
+
+    /// Writes that wait for a slot of this core.
+    pub fn waiting(&self) -> usize {
+        self.0.rules.with(|rules| rules.waiting())
     }
 
     /// When `tick` has something to do.

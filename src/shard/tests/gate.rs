@@ -6,20 +6,23 @@ use bytes::Bytes;
 
 use super::cores::on_mesh;
 use super::{SplitMix64, digest_of};
-use crate::budget::Purse;
-use crate::limits::{self, FRAME_LEN};
+use crate::budget::{Claim, Purse};
+use crate::limits::{self, FRAME_LEN, ROUTER_REQUESTS_MAX};
 use crate::metrics::{Metric, Snapshot};
 use crate::pure::admission::Message;
 use crate::pure::digest::Digest;
 use crate::pure::memory_plan::Use;
+use crate::pure::shard_map::{CoreId, ShardMap};
 use crate::rt;
 use crate::rt::cores::block_on;
+use crate::rt::gate::Gate;
 use crate::rt::local::Local;
 use crate::shard::codec::StorageMode;
 use crate::shard::fake_disk::FakeDisk;
+use crate::shard::router::{Router, wire};
 use crate::shard::worker::{Worker, WorkerConfig};
 use crate::shard::write_gate::{WriteGate, WriteLimits};
-use crate::store::{Encoding, Opened, Put, PutOutcome, Store, StoreError, Upload, UploadEnd, UploadKey};
+use crate::store::{Accept, Encoding, Get, Opened, Put, PutOutcome, Store, StoreError, Upload, UploadEnd, UploadKey};
 
 fn put(data: &Bytes) -> Put {
     Put { digest: digest_of(data), encoding: Encoding::Identity, data: vec![data.clone()], admitted: false }
@@ -218,6 +221,98 @@ fn an_idle_upload_yields_its_memory() {
     });
 }
 
+/// Goal: writes that wait, for slots and for memory, leave room for reads of other cores, however long they wait. Method: two cores
+/// on one executor; the memory for writes is taken, and one core sends the other more writes than it works on at a time, then a
+/// read; then there is memory.
+#[test]
+fn waiting_writes_leave_room_for_reads() {
+    block_on(async {
+        let map = ShardMap::new(64, 2);
+        let writes = WriteLimits::new(limits::WRITE_QUEUE_LEN as u32 / 2, Duration::from_secs(50));
+        let purse = Purse::alone(1 << 30);
+        let mut ports = wire(2).into_iter();
+        let mut start = |core| {
+            let config = super::worker_config(StorageMode::Uncompressed, 0);
+            let config = WorkerConfig { core, cores: 2, writes, purse: purse.clone(), ..config };
+            ports.next().expect("two").start(Worker::new(FakeDisk::default(), config), map)
+        };
+        let (asking, owner) = (start(0), start(1));
+        let taken = purse.grant(Use::Writes, purse.share(Use::Writes), Claim::First { held: 0 }).expect("all of it");
+        let blobs = (0..u64::MAX).map(|n| Bytes::copy_from_slice(&n.to_le_bytes()));
+        let mut theirs = blobs.filter(|blob| map.core_of_hash(&digest_of(blob).hash) == CoreId(1));
+        let (outcomes, gate) = (Local::new([0; 2]), Gate::default());
+        for blob in theirs.by_ref().take(3 * ROUTER_REQUESTS_MAX) {
+            let (asking, outcomes) = (asking.clone(), outcomes.clone());
+            gate.spawn(async move {
+                match asking.put(put(&blob)).await {
+                    Ok(PutOutcome::Stored) => outcomes.with(|[stored, _]| *stored += 1),
+                    Err(StoreError::Shed { .. }) => outcomes.with(|[_, shed]| *shed += 1),
+                    other => panic!("{other:?}"),
+                }
+            });
+        }
+        // Why not at once: they wait before it is asked for.
+        while owner.worker().waiting_writes() < limits::WRITE_QUEUE_LEN {
+            rt::time::yield_once().await;
+        }
+        let other = digest_of(&theirs.next().expect("one more"));
+        let read = asking.get(Get::whole(other, Accept::Identity));
+        let found = rt::time::timeout(Duration::from_secs(30), read).await.expect("it waits for no write");
+        assert!(found.expect("no error").is_none());
+        let here = owner.worker().stats().writes;
+        let in_line = owner.worker().waiting_writes() - here.waiting as usize;
+        assert!(here.waiting > 0 && in_line > 0 && in_line as u64 == here.in_flight, "{here:?}, {in_line} in line");
+        drop(taken);
+        gate.wait_empty().await;
+        let waited = limits::WRITE_QUEUE_LEN;
+        assert_eq!(outcomes.with(|all| *all), [waited, 3 * ROUTER_REQUESTS_MAX - waited]);
+        assert_eq!((owner.worker().waiting_writes(), owner.worker().stats().writes.in_flight), (0, 0));
+    });
+}
+
+/// Goal: what cores report at different moments never adds up to more writes than may be in flight, though a slot moves between
+/// them meanwhile, and it is nothing at the end. Method: two cores on one executor with a slot each; one reports, then its slot goes
+/// to the other, which reports.
+#[test]
+fn reports_of_different_moments_keep_the_limit() {
+    block_on(async {
+        let map = ShardMap::new(64, 2);
+        let writes = WriteLimits::new(2, Duration::from_secs(50));
+        let mut ports = wire(2).into_iter();
+        let mut start = |core| {
+            let config = super::worker_config(StorageMode::Zstd, 0);
+            let worker = Worker::new(FakeDisk::default(), WorkerConfig { core, cores: 2, writes, ..config });
+            ports.next().expect("two").start(worker, map)
+        };
+        let (one, two) = (start(0), start(1));
+        let told = |core: &Router<FakeDisk>| {
+            let mut told = Snapshot::default();
+            core.worker().write_gate().report(&mut told);
+            told.total(Metric::WriteSlotsInflight)
+        };
+        let blobs = (0..u64::MAX).map(|seed| SplitMix64(seed).noise(2 * FRAME_LEN));
+        let [mut ones, mut twos] = [0, 1].map(|core| {
+            let theirs = blobs.clone().filter(move |blob| map.core_of_hash(&digest_of(blob).hash) == CoreId(core));
+            theirs.map(|blob| key(digest_of(&blob)))
+        });
+        let mut next = |of: u16| if of == 0 { ones.next() } else { twos.next() }.expect("every other one");
+        let Ok(Opened::Ready(first)) = one.open_upload(next(0), 0).await else { panic!("a slot") };
+        let Ok(Opened::Ready(second)) = two.open_upload(next(1), 0).await else { panic!("a slot") };
+        let before = told(&one);
+        assert_eq!((before, told(&two)), (1.0, 1.0));
+        drop(first);
+        let Ok(Opened::Ready(third)) = two.open_upload(next(1), 0).await else { panic!("it is lent") };
+        let here = two.worker().stats().writes;
+        assert_eq!((here.in_flight, here.borrowed), (2, 1));
+        assert_eq!((before + told(&two), told(&one) + told(&two)), (2.0, 2.0));
+        drop((second, third));
+        while two.worker().stats().writes.in_flight > 0 {
+            rt::time::yield_once().await;
+        }
+        assert_eq!(told(&one) + told(&two), 0.0);
+    });
+}
+
 /// Goal: limits that change while the server runs are those that writes wait by and are told. Method: a change of both, and a
 /// refusal.
 #[test]
@@ -308,13 +403,13 @@ fn a_stop_refuses_who_waits() {
 fn a_decided_turn_gives_its_slot_back() {
     block_on(async {
         let gate = WriteGate::new(WriteLimits::new(1, Duration::from_secs(60)), 0, 1);
-        let first = gate.enter().ok().expect("a slot");
-        let turn = gate.enter().err().expect("no other slot");
+        let first = gate.enter(0).ok().expect("a slot");
+        let turn = gate.enter(0).err().expect("no other slot");
         drop(first);
         assert_eq!(gate.stats().in_flight, 1, "it is the turn's");
         drop(turn);
         assert_eq!(gate.stats().in_flight, 0);
-        assert!(gate.enter().is_ok());
+        assert!(gate.enter(0).is_ok());
     });
 }
 

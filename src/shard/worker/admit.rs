@@ -54,7 +54,7 @@ impl Lines {
 impl<D: BlobDisk> Worker<D> {
     /// The right to write what holds `len` bytes meanwhile. Waits for it a little, if need be.
     pub(in crate::shard) async fn enter_write(&self, len: u64) -> Result<Admitted, StoreError> {
-        let slot = match self.0.write_gate.enter() {
+        let slot = match self.0.write_gate.enter(self.0.lines.len()) {
             Ok(slot) => slot,
             Err(turn) => {
                 self.keep_gate();
@@ -85,15 +85,20 @@ impl<D: BlobDisk> Worker<D> {
         usize::try_from(fit).unwrap_or(usize::MAX).clamp(limits::WRITE_LINE_LEN_MIN, limits::WRITE_QUEUE_LEN)
     }
 
+    /// How many writes wait on this core, for a slot or for memory.
+    pub(in crate::shard) fn waiting_writes(&self) -> usize {
+        self.0.write_gate.waiting() + self.0.lines.len()
+    }
+
     /// What `take` takes of the memory limit, after waiting in line for it as long as a write may wait. Where `most` wait
-    /// already it is refused.
+    /// already, or as many writes as may, it is refused.
     async fn patiently<T>(&self, line: &Permits, most: usize, take: impl Fn() -> Option<T>) -> Result<T, StoreError> {
         if line.in_line() == 0
             && let Some(taken) = take()
         {
             return Ok(taken);
         }
-        if line.in_line() >= most {
+        if line.in_line() >= most || self.waiting_writes() >= limits::WRITE_QUEUE_LEN {
             return Err(self.0.write_gate.no_memory());
         }
         let in_turn = async {
