@@ -336,13 +336,13 @@ fn offer(config: &Config, ports: &Ports, shutdown: &Shutdown) -> Result<Offer, F
 
 /// How many writes of the largest blobs the memory limit has room for.
 fn writes_fit(plan: &MemoryPlan) -> u32 {
-    u32::try_from(Use::Writes.share_of(plan.peers) / limits::WRITE_HELD_LEN).unwrap_or(u32::MAX).max(1)
+    u32::try_from(plan.share_max(Use::Writes) / limits::WRITE_HELD_LEN).unwrap_or(u32::MAX).max(1)
 }
 
 /// What the memory limit means, part by part, and the worst case of each thing that a peer can do.
 fn announce_memory(config: &Config, plan: &MemoryPlan, write_slots: u32, max_size: u64) {
     let mib = |bytes: u64| bytes >> 20;
-    let share = |used: Use| mib(used.share_of(plan.peers));
+    let share = |used: Use| mib(plan.share_max(used));
     tracing::info!(
         "memory limit {} MiB: hot records {}, fixed parts {}, buffers {}, reads under way {}, reads through to backends {}, and for peers {}: connections and calls up to {}, \
          and of what these leave now writes {}, decoders {}, replies {}, requests {}, windows {}, interrupted uploads {}",

@@ -58,6 +58,32 @@ pub enum Claim {
     Bulk,
 }
 
+/// What memory of connections and calls is for. Those further down may take what is kept from those above.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rank {
+    /// One more of what a connection has several of.
+    More,
+    /// What an open connection needs to go on.
+    Open,
+    /// A new connection.
+    New,
+    /// The first call of a connection, and what looks after the server.
+    First,
+}
+
+impl Rank {
+    /// Bytes of `max` that it may fill.
+    const fn part_of(self, max: u64) -> u64 {
+        let kept = match self {
+            Self::More => 6,
+            Self::Open => 3,
+            Self::New => 1,
+            Self::First => 0,
+        };
+        max - max / 32 * kept
+    }
+}
+
 /// Memory that was granted; goes back when dropped.
 pub struct Grant {
     purse: Purse,
@@ -110,7 +136,17 @@ impl Budget {
 
     /// Bytes that `used` may take now: a share of what the index, connections and calls leave.
     fn share(&self, used: Use) -> u64 {
-        used.share_of(self.left().saturating_sub(self.0.apart.load(Ordering::Relaxed)))
+        self.0.plan.share(used, self.left(), self.0.apart.load(Ordering::Relaxed))
+    }
+
+    /// Bytes that connections and calls may take now: what the uses leave of what the index leaves, and three quarters of it at
+    /// most.
+    fn apart_max(&self) -> u64 {
+        let Central { plan, used, .. } = &*self.0;
+        let left = self.left();
+        let used: u64 = used.iter().map(|used| used.load(Ordering::Relaxed)).sum();
+        // Why `newcomers` in any case: one that is larger than its use's share may be alone in taking what it needs.
+        MemoryPlan::apart_of(left).min(left.saturating_sub(used).max(plan.newcomers))
     }
 
     fn take(&self, used: Use, len: u64, claim: Claim) -> bool {
@@ -132,7 +168,7 @@ impl Budget {
 impl Purse {
     /// The purse of a process that has one core, or no peers: `peers` bytes, to the byte.
     pub fn alone(peers: u64) -> Self {
-        let plan = MemoryPlan { limit: peers, hot: 0, fixed: 0, buffers: 0, reads: 0, flights: 0, peers };
+        let plan = MemoryPlan { limit: peers, hot: 0, fixed: 0, buffers: 0, reads: 0, flights: 0, peers, newcomers: 0 };
         let used = [const { AtomicU64::new(0) }; Use::ALL.len()];
         Budget(Arc::new(Central {
             plan,
@@ -214,33 +250,18 @@ impl Purse {
         self.take(used, len, claim).then(|| Grant { purse: self.clone(), used, len: Cell::new(len) })
     }
 
-    /// The same, until dropped.
-    pub fn apart_for(&self, len: u64, claim: Claim) -> Option<Apart> {
-        self.set_apart(len, claim).then(|| Apart { purse: self.clone(), len, is_tls: false })
+    /// `len` bytes of a connection or call, if they are there, until dropped.
+    pub fn apart_for(&self, len: u64, rank: Rank) -> Option<Apart> {
+        self.set_apart(len, rank).then(|| Apart { purse: self.clone(), len, is_tls: false })
     }
 
-    /// The same for the TLS of a connection.
-    pub fn apart_for_tls(&self, len: u64, claim: Claim) -> Option<Apart> {
-        self.set_apart(len, claim).then(|| {
-            self.0.tls.set(self.0.tls.get() + len);
-            Apart { purse: self.clone(), len, is_tls: true }
-        })
-    }
-
-    /// Counts `len` bytes of a connection or call, which the uses then have less. False when there is no room for more:
-    /// the last eighth of it is for first claims, and half of that for those who hold nothing.
+    /// Counts `len` bytes of a connection or call, which the uses then have less. False when there is no room for more.
     ///
     /// Why told in steps: it is done for each call, and some of them more or less do not matter.
-    pub fn set_apart(&self, len: u64, claim: Claim) -> bool {
+    pub fn set_apart(&self, len: u64, rank: Rank) -> bool {
         let Local { budget, apart, .. } = &*self.0;
         let others = budget.0.apart.load(Ordering::Relaxed).saturating_sub(self.0.apart_told.get());
-        let max = MemoryPlan::apart_of(budget.left());
-        let max = match claim {
-            Claim::First { held: 0 } => max,
-            Claim::First { .. } => max / 16 * 15,
-            Claim::Further | Claim::Bulk => max / 8 * 7,
-        };
-        if others + apart.get() + len > max {
+        if others + apart.get() + len > rank.part_of(budget.apart_max()) {
             return false;
         }
         apart.set(apart.get() + len);
@@ -276,9 +297,17 @@ impl Purse {
 }
 
 impl Apart {
+    /// Counts it as that of TLS from now on.
+    pub fn for_tls(mut self) -> Self {
+        if !std::mem::replace(&mut self.is_tls, true) {
+            self.purse.0.tls.set(self.purse.0.tls.get() + self.len);
+        }
+        self
+    }
+
     /// Makes it `more` bytes longer, if they are there.
-    pub fn grow(&mut self, more: u64, claim: Claim) -> bool {
-        let is_there = self.purse.set_apart(more, claim);
+    pub fn grow(&mut self, more: u64, rank: Rank) -> bool {
+        let is_there = self.purse.set_apart(more, rank);
         if is_there {
             self.len += more;
             if self.is_tls {
@@ -339,7 +368,8 @@ mod tests {
     /// taken again by any core, and connections leave less. Method: two cores that take and give in turn.
     #[test]
     fn cores_share_to_the_byte() {
-        let plan = MemoryPlan { limit: 1600, hot: 0, fixed: 0, buffers: 0, reads: 0, flights: 0, peers: 1600 };
+        let plan =
+            MemoryPlan { limit: 1600, hot: 0, fixed: 0, buffers: 0, reads: 0, flights: 0, peers: 1600, newcomers: 0 };
         let budget = Budget::new(plan, 2);
         let [one, two] = [budget.purse(false), budget.purse(false)];
         assert_eq!(one.share(Use::Replies), 400);
@@ -354,31 +384,56 @@ mod tests {
         two.give(Use::Replies, 290);
         assert_eq!((one.held(Use::Replies), two.held(Use::Replies)), (0, 0));
         assert!(budget.0.used[Use::Replies as usize].load(Ordering::Relaxed) <= 4 * budget.0.chunk);
-        let first = Claim::First { held: 0 };
-        assert!(one.set_apart(800, first) && !two.set_apart(251, Claim::Further) && two.set_apart(250, Claim::Further));
-        let second = Claim::First { held: 1 };
-        assert!(!two.set_apart(76, second) && two.set_apart(75, second) && !two.set_apart(1, second));
-        assert!(two.set_apart(75, first) && !two.set_apart(10, first));
+        assert!(one.set_apart(800, Rank::First));
+        let mut filled = 800;
+        for (rank, most) in [(Rank::More, 978), (Rank::Open, 1089), (Rank::New, 1163), (Rank::First, 1200)] {
+            assert!(!two.set_apart(most - filled + 1, rank) && two.set_apart(most - filled, rank), "{rank:?}");
+            filled = most;
+        }
         assert_eq!(one.share(Use::Replies), 100);
         one.rejoin(800);
         two.rejoin(400);
         assert_eq!((one.share(Use::Replies), one.apart(), two.apart()), (400, 0, 0));
     }
 
+    /// Goal: what the uses hold and what connections and calls take never exceed the peers' part together; the uses leave some for
+    /// newcomers, and these have it however long the uses keep theirs. Method: uses that take all they may, then calls.
+    #[test]
+    fn newcomers_find_room_beside_uses() {
+        let plan =
+            MemoryPlan { limit: 1600, hot: 0, fixed: 0, buffers: 0, reads: 0, flights: 0, peers: 1600, newcomers: 200 };
+        let purse = Budget::new(plan, 1).purse(true);
+        let first = Claim::First { held: 0 };
+        for used in Use::ALL {
+            let share = purse.share(used);
+            assert_eq!(share, used.share_of(1400));
+            assert!(purse.take(used, share, first));
+        }
+        let used: u64 = Use::ALL.iter().map(|&used| purse.held(used)).sum();
+        let kept: Vec<_> = std::iter::from_fn(|| purse.apart_for(1, Rank::First)).collect();
+        assert_eq!(used + kept.len() as u64, 1600);
+        assert!(kept.len() >= 200 && purse.share(Use::Replies) < purse.held(Use::Replies));
+        for used in Use::ALL {
+            purse.give(used, purse.held(used));
+        }
+        let more: Vec<_> = std::iter::from_fn(|| purse.apart_for(1, Rank::First)).collect();
+        assert_eq!((kept.len() + more.len(), purse.share(Use::Replies)), (1200, 100));
+    }
+
     /// Goal: peers have what the index leaves, of both cores, and an eighth of the limit in any case. Method: indexes that grow and
     /// shrink.
     #[test]
     fn the_index_leaves_less() {
-        let plan = MemoryPlan { limit: 3200, hot: 0, fixed: 0, buffers: 0, reads: 0, flights: 0, peers: 1600 };
+        let plan =
+            MemoryPlan { limit: 3200, hot: 0, fixed: 0, buffers: 0, reads: 0, flights: 0, peers: 1600, newcomers: 0 };
         let budget = Budget::new(plan, 2);
         let [one, two] = [budget.purse(false), budget.purse(false)];
         one.set_index(500);
         two.set_index(300);
         assert_eq!((budget.index(), two.share(Use::Replies)), (800, 200));
-        let first = Claim::First { held: 0 };
-        assert!(two.set_apart(600, first) && !two.set_apart(1, first));
+        assert!(two.set_apart(600, Rank::First) && !two.set_apart(1, Rank::First));
         one.set_index(5000);
-        assert_eq!((two.share(Use::Replies), two.set_apart(1, first)), (0, false));
+        assert_eq!((two.share(Use::Replies), two.set_apart(1, Rank::First)), (0, false));
         two.rejoin(600);
         assert_eq!(two.share(Use::Replies), 100);
         one.set_index(0);
@@ -413,10 +468,10 @@ mod tests {
         let small = purse.grant(Use::Replies, 10, first).expect("the last quarter");
         drop((bulk, small));
         assert_eq!(purse.held(Use::Replies), 0);
-        let (plain, tls) = (purse.apart_for(5, first), purse.apart_for_tls(7, first));
+        let (plain, tls) = (purse.apart_for(5, Rank::First), purse.apart_for(7, Rank::First).map(Apart::for_tls));
         assert_eq!((purse.apart(), purse.apart_tls()), (12, 7));
         let [mut plain, mut tls] = [plain, tls].map(|apart| apart.expect("there is room"));
-        assert!(plain.grow(3, first) && tls.grow(4, first) && !plain.grow(120, first));
+        assert!(plain.grow(3, Rank::First) && tls.grow(4, Rank::First) && !plain.grow(120, Rank::First));
         assert_eq!((purse.apart(), purse.apart_tls()), (19, 11));
         drop((plain, tls));
         assert_eq!((purse.apart(), purse.apart_tls()), (0, 0));

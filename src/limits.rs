@@ -175,8 +175,8 @@ pub const CALL_HELD_LEN: u64 = 16 << 10;
 /// What is kept of a call's headers, in bytes: the request's metadata as they stand, and the start of each name in them.
 pub const CALLER_METADATA_LEN_MAX: usize = 2 << 10;
 pub const CALLER_NAME_LEN_MAX: usize = 256;
-/// Calls of a connection that may take the memory which is kept for those who have few.
-pub const CALLS_FIRST_MAX: usize = 8;
+/// Calls of a connection that are few, and may take the memory which is kept for these.
+pub const CALLS_FEW_MAX: usize = 8;
 /// How often whoever waits for memory looks whether another core has given some back.
 pub const MEMORY_WATCH_MS: u64 = 20;
 /// Requests of one connection that may wait for memory half-sent, at most; then its youngest is refused. Why so few: what
@@ -315,6 +315,9 @@ pub const DECODER_BASE_LEN: usize = 300 << 10;
 /// The window that a decoder is expected to need, in bytes: that of zstd's levels up to 6, and of Bazel. More is taken when
 /// a stream asks for it.
 pub const DECODER_WINDOW_LEN: u64 = 2 << 20;
+/// New connections of a core that wait for memory at a time, and how long: more are closed at once, and they afterwards.
+pub const CONNECTIONS_WAITING_MAX: u64 = 64;
+pub const CONNECTION_WAIT_MS: u64 = 1_000;
 /// How often a write that waits for memory looks for it.
 pub const WRITE_MEMORY_WATCH_MS: u64 = 10;
 /// Large writes that may wait for memory on one core, however little there is of it.

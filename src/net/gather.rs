@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::payload::{Rooms, Shown};
 use super::sending::Sending;
-use crate::budget::{Apart, Claim, Purse};
+use crate::budget::{Apart, Purse, Rank};
 use crate::limits;
 use crate::pure::answers::Answers;
 use crate::pure::partial_frame::PartialFrame;
@@ -212,7 +212,7 @@ impl<T: AsyncWrite + Unpin> State<T> {
     /// Why before it is known what the socket takes: afterwards, there might be none. Why not the last of it: that is for new
     /// connections, and little will do.
     fn take_buffer(&mut self) {
-        self.memory = self.sending.purse().apart_for(limits::WRITE_COPIED_LEN as u64, Claim::Further);
+        self.memory = self.sending.purse().apart_for(limits::WRITE_COPIED_LEN as u64, Rank::More);
         self.copied = match self.memory {
             Some(_) => self.buffers.take(),
             None => Vec::with_capacity(limits::WRITE_COPIED_LEN_MIN),

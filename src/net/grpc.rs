@@ -24,7 +24,7 @@ use super::responder::Responder;
 use super::server::{Gauge, Phase, PhaseWatch, Server, count};
 use super::tables::OpenStream;
 use crate::access::{Decision, Peer, Role};
-use crate::budget::Claim;
+use crate::budget::Rank;
 use crate::limits;
 use crate::pure::grpc_frame::{self, Part};
 use crate::rt::gate::Gate;
@@ -58,11 +58,14 @@ pub(super) fn start<S: Store>(
     let (head, stream) = request.into_parts();
     // Why not health: who looks after the server must see that it lives.
     let is_exempt = head.uri.path() == HEALTH_CHECK;
-    // Why: many calls of few connections must not keep others from making one.
-    let open = calls.len();
-    let is_first = open < limits::CALLS_FIRST_MAX;
-    let claim = if is_first { Claim::First { held: open as u64 * limits::CALL_HELD_LEN } } else { Claim::Further };
-    let memory = server.settings.purse.apart_for(limits::CALL_HELD_LEN, claim);
+    // Why: many calls of few connections must not keep others from making one. Those count as well whose answers have not gone out.
+    let open = shares.streams.count();
+    let rank = match open {
+        0 => Rank::First,
+        1..limits::CALLS_FEW_MAX => Rank::Open,
+        _ => Rank::More,
+    };
+    let memory = server.settings.purse.apart_for(limits::CALL_HELD_LEN, rank);
     let is_full = memory.is_none() && !is_exempt;
     if let Some(status) = not_grpc(&head) {
         let mut response = Response::new(());

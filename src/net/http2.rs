@@ -15,7 +15,7 @@ use super::server::{Gauge, Phase, PhaseWatch, Server, Settings, count};
 use super::tables::Tables;
 use super::transport::Transport;
 use crate::access::Peer;
-use crate::budget::{Claim, Grant};
+use crate::budget::{Claim, Grant, Rank};
 use crate::limits;
 use crate::pure::memory_plan::Use;
 use crate::rt::gate::Gate;
@@ -28,7 +28,7 @@ where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     S: Store,
 {
-    let Some(memory) = server.settings.purse.apart_for(limits::CONNECTION_HELD_LEN, Claim::First { held: 0 }) else {
+    let Some(memory) = server.make_room(limits::CONNECTION_HELD_LEN, Rank::New).await else {
         count(&server.counters.connections_failed);
         return tracing::debug!("a connection was closed: those that are open take all of their memory");
     };

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use crate::budget::{Apart, Claim, Purse};
+use crate::budget::{Apart, Purse, Rank};
 use crate::limits;
 use crate::rt::time::{self, Sleep};
 
@@ -28,12 +28,8 @@ impl Sending {
     }
 
     /// Takes the room if there is some, and says whether it is held.
-    ///
-    /// Why not the last of it: those who send must leave room for new connections.
     pub fn take(&mut self) -> bool {
-        let room = self.room.take().or_else(|| {
-            self.purse.apart_for(limits::SENDING_HELD_LEN, Claim::First { held: limits::SENDING_HELD_LEN })
-        });
+        let room = self.room.take().or_else(|| self.purse.apart_for(limits::SENDING_HELD_LEN, Rank::Open));
         self.room = room;
         self.room.is_some()
     }

@@ -20,7 +20,7 @@ use super::tls::{self, Acceptors, TlsAcceptor, TlsStream};
 use super::transport::{Protocol, Transport};
 use super::trust::Trust;
 use crate::access::{Access, Origin, Peer};
-use crate::budget::{Apart, Claim, Purse};
+use crate::budget::{Apart, Purse, Rank};
 use crate::limits;
 use crate::metrics::export::Exporter;
 use crate::metrics::{Metric, Snapshot, TimeBounds};
@@ -75,6 +75,8 @@ pub struct Counters {
     pub calls_cut: Cell<u64>,
     /// Connections that were ended for breaking HTTP/2's rules or our limits.
     pub connections_failed: Cell<u64>,
+    /// New ones that wait for memory now.
+    pub connections_waiting: Cell<u64>,
     pub handshakes: Handshakes,
     pub grpc: Rc<GrpcCounters>,
     pub http: Rc<HttpCounters>,
@@ -97,6 +99,7 @@ impl Counters {
             calls_open: Cell::default(),
             calls_cut: Cell::default(),
             connections_failed: Cell::default(),
+            connections_waiting: Cell::default(),
             handshakes: Handshakes::default(),
             grpc: Rc::new(GrpcCounters::new(bounds)),
             http: Rc::new(HttpCounters::new(bounds)),
@@ -121,6 +124,8 @@ impl Counters {
 pub struct Server<S> {
     pub(super) services: Services<S>,
     pub(super) settings: Settings,
+    /// How long a new connection may wait for memory.
+    pub(super) connection_wait: Cell<Duration>,
     /// How long a new connection may take to send the HTTP/2 preface.
     pub(super) preface_timeout: Cell<Duration>,
     /// How long a connection without calls may take to answer, or to ask for one thing more, when it is to end.
@@ -163,6 +168,7 @@ impl<S: Store> Server<S> {
             request_memory: Memory::new(settings.purse.clone(), Use::Requests),
             reply_memory: Memory::new(settings.purse.clone(), Use::Replies),
             settings,
+            connection_wait: Cell::new(Duration::from_millis(limits::CONNECTION_WAIT_MS)),
             preface_timeout: Cell::new(Duration::from_millis(limits::HTTP2_PREFACE_MS)),
             farewell: Cell::new(Duration::from_millis(limits::HTTP2_FAREWELL_MS)),
             handshake_timeout: Cell::new(Duration::from_millis(limits::TLS_HANDSHAKE_MS)),
@@ -210,12 +216,16 @@ impl<S: Store> Server<S> {
         T: AsyncRead + AsyncWrite + Unpin,
     {
         let Handshakes { under_way, done, failed, late, refused } = &self.counters.handshakes;
-        let memory = self.settings.purse.apart_for_tls(limits::TLS_HELD_LEN, Claim::First { held: 0 });
-        let Some(memory) = memory.filter(|_| under_way.get() < limits::TLS_HANDSHAKES_MAX) else {
+        if under_way.get() >= limits::TLS_HANDSHAKES_MAX {
+            count(refused);
+            return None;
+        }
+        let _under_way = Gauge::enter(under_way);
+        let Some(memory) = self.make_room(limits::TLS_HELD_LEN, Rank::New).await else {
             count(refused);
             return None;
         };
-        let _under_way = Gauge::enter(under_way);
+        let memory = memory.for_tls();
         let watch = self.watch_phase();
         let stopping = std::future::poll_fn(|context| match watch.poll_phase(context) {
             Phase::Serving => Poll::Pending,
@@ -247,8 +257,7 @@ impl<S: Store> Server<S> {
             Kind::Http => http1::serve(io, peer, self).await,
             Kind::Both => {
                 // What is spoken counts its own.
-                let claim = Claim::First { held: 0 };
-                let Some(memory) = self.settings.purse.apart_for(limits::CONNECTION_HELD_LEN, claim) else {
+                let Some(memory) = self.make_room(limits::CONNECTION_HELD_LEN, Rank::New).await else {
                     return count(&self.counters.connections_failed);
                 };
                 match time::timeout(self.preface_timeout.get(), io.protocol()).await {
@@ -264,6 +273,25 @@ impl<S: Store> Server<S> {
                 }
             }
         }
+    }
+
+    /// Memory for a new connection. Few may wait a little for it; `None` for those who find none.
+    pub(super) async fn make_room(&self, len: u64, rank: Rank) -> Option<Apart> {
+        let take = || self.settings.purse.apart_for(len, rank);
+        let memory = take();
+        let waiting = &self.counters.connections_waiting;
+        if memory.is_some() || waiting.get() >= limits::CONNECTIONS_WAITING_MAX {
+            return memory;
+        }
+        let _waiting = Gauge::enter(waiting);
+        let until = time::now() + self.connection_wait.get();
+        while time::now() < until && !self.is_draining() {
+            time::sleep(Duration::from_millis(limits::MEMORY_WATCH_MS)).await;
+            if let Some(memory) = take() {
+                return Some(memory);
+            }
+        }
+        None
     }
 
     /// Adds what this core has counted of connections and calls, and what they hold.

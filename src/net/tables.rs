@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::budget::{Apart, Claim};
+use crate::budget::{Apart, Rank};
 use crate::limits;
 
 /// The tables of one connection.
@@ -57,7 +57,7 @@ impl Tables {
         let open = open.next_power_of_two().max(self.open);
         let more =
             (rows - self.rows) as u64 * limits::HTTP2_ROW_LEN + (open - self.open) as u64 * limits::HTTP2_FRAMES_LEN;
-        let is_covered = more == 0 || self.memory.grow(more, Claim::Further);
+        let is_covered = more == 0 || self.memory.grow(more, Rank::More);
         if is_covered {
             (self.rows, self.open) = (rows, open);
         }
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn the_longest_tables_are_charged() {
         let purse = Purse::alone(4 << 20);
-        let begun = purse.apart_for(limits::CONNECTION_HELD_LEN, Claim::Further).expect("there is room");
+        let begun = purse.apart_for(limits::CONNECTION_HELD_LEN, Rank::More).expect("there is room");
         let mut tables = Tables::new(begun);
         let beyond = || purse.apart() - limits::CONNECTION_HELD_LEN;
         let (row, frames) = (limits::HTTP2_ROW_LEN, limits::HTTP2_FRAMES_LEN);
@@ -91,7 +91,7 @@ mod tests {
             assert!(tables.cover(open, remembered));
             assert_eq!(beyond(), charged, "{open} and {remembered}");
         }
-        let rest = purse.apart_for(1700 << 10, Claim::Further).expect("there is room");
+        let rest = purse.apart_for(1700 << 10, Rank::More).expect("there is room");
         assert!(tables.cover(512, 512) && !tables.cover(512, 2048) && tables.cover(500, 520));
         drop((rest, tables));
         assert_eq!(purse.apart(), 0);

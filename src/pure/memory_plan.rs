@@ -10,7 +10,8 @@
 //! | peers | all the rest | the index, connections and calls, and, of what they leave, a share for each `Use` |
 //!
 //! So the worst case is the sum of the parts, whatever the peers do: many entries of the cache leave less for connections and
-//! calls, and these less for each of the uses. An eighth of the limit is left by the index in any case, so that a server with
+//! calls, and these less for each of the uses, of which an eighth of the peers' part is kept free for more connections and
+//! calls as long as these may have more. An eighth of the limit is left by the index in any case, so that a server with
 //! more entries than it has memory for goes on to serve; it says so, and takes more than its limit then.
 
 use crate::limits;
@@ -71,6 +72,8 @@ pub struct MemoryPlan {
     pub reads: u64,
     pub flights: u64,
     pub peers: u64,
+    /// Of `peers`, what the uses leave free for more connections and calls.
+    pub newcomers: u64,
 }
 
 /// The parts that peers cannot change leave less than an eighth of the limit to them.
@@ -91,7 +94,7 @@ impl MemoryPlan {
             .checked_sub(hot + fixed + buffers + reads + flights)
             .filter(|&peers| peers >= limit / PEERS_PART_MIN)
         {
-            Some(peers) => Ok(Self { limit, hot, fixed, buffers, reads, flights, peers }),
+            Some(peers) => Ok(Self { limit, hot, fixed, buffers, reads, flights, peers, newcomers: peers / 8 }),
             None => Err(TooSmall { limit, fixed, hot }),
         }
     }
@@ -104,6 +107,17 @@ impl MemoryPlan {
     /// The same of what the index leaves.
     pub fn apart_of(left: u64) -> u64 {
         left / 4 * 3
+    }
+
+    /// What `used` may take of `left`, of which connections and calls have `apart`.
+    pub fn share(&self, used: Use, left: u64, apart: u64) -> u64 {
+        let kept = (apart + self.newcomers).min(Self::apart_of(left)).max(apart);
+        used.share_of(left.saturating_sub(kept))
+    }
+
+    /// What `used` may take at most.
+    pub fn share_max(&self, used: Use) -> u64 {
+        self.share(used, self.peers, 0)
     }
 
     /// What an index of so many bytes leaves to peers.
@@ -152,9 +166,10 @@ mod tests {
                 };
                 assert_eq!(plan.hot + plan.fixed + plan.buffers + plan.reads + plan.flights + plan.peers, limit);
                 for taken in [0, plan.peers / 2, plan.apart_max()] {
+                    let shares: u64 = Use::ALL.map(|used| plan.share(used, plan.peers, taken)).iter().sum();
                     let left = plan.peers - taken;
-                    let shares: u64 = Use::ALL.map(|used| used.share_of(left)).iter().sum();
-                    assert!(shares + left / 16 <= left && plan.parked() <= plan.peers / 16);
+                    let newcomers = plan.newcomers.min(plan.apart_max() - taken);
+                    assert!(shares + newcomers + (left - newcomers) / 16 <= left && plan.parked() <= plan.peers / 16);
                 }
             }
         }

@@ -19,7 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::server::{Gauge, Phase, Server};
 use super::transport::Transport;
 use crate::access::Peer;
-use crate::budget::Claim;
+use crate::budget::Rank;
 use crate::limits;
 use crate::rt::time::{self, Sleep};
 use crate::store::Store;
@@ -68,13 +68,12 @@ where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
     S: Store,
 {
-    // Why the very last for few: who looks at `/status` must be answered whatever others have taken. Why not the last eighth for
-    // the others: a flood over HTTP must leave room for gRPC.
+    // Why first for few: who looks at `/status` must be answered whatever others have taken. Why not `New` for the others: a flood
+    // over HTTP must leave room for gRPC.
     let len = limits::HTTP_CONNECTION_HELD_LEN;
     let is_one_of_few = server.counters.http.connections.get() < limits::HTTP_CONNECTIONS_FIRST_MAX;
-    let claim = if is_one_of_few { Claim::First { held: 0 } } else { Claim::Further };
-    let memory = server.settings.purse.apart_for(len, claim);
-    let Some(_memory) = memory else {
+    let rank = if is_one_of_few { Rank::First } else { Rank::More };
+    let Some(_memory) = server.make_room(len, rank).await else {
         server.counters.http.failed.count();
         return tracing::debug!("a connection was closed: those that are open take all of their memory");
     };

@@ -21,7 +21,7 @@ use super::cache;
 use super::counters::Handler;
 use super::io::InRequest;
 use crate::access::{Peer, Role};
-use crate::budget::Claim;
+use crate::budget::Rank;
 use crate::pure::http_cache::Target;
 use crate::pure::json::Json;
 use crate::pure::scope::Scope;
@@ -219,7 +219,7 @@ fn figures<S>(
     method: &Method,
     mut exchange: Exchange,
 ) -> Response<Body> {
-    let Some(apart) = server.settings.purse.apart_for(figures.len() as u64, Claim::First { held: 0 }) else {
+    let Some(apart) = server.settings.purse.apart_for(figures.len() as u64, Rank::First) else {
         let reason = "answers that their clients do not take have all of the memory that they may".to_owned();
         return text(StatusCode::SERVICE_UNAVAILABLE, reason, exchange);
     };

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use super::*;
+use crate::budget::Rank;
 use crate::limits;
 use crate::net::accept::{self, ConnectionsMax};
 use crate::rt::listen::{Address, Bound};
@@ -438,5 +439,34 @@ fn a_panic_costs_its_connection() {
         assert_eq!(harness.server.settings.purse.apart(), 0);
         harness.store.brake(|brake| brake.hold = false);
         harness.connect().await.read(&read_name(digest), 0, 0).await.expect(Code::Ok, "");
+    });
+}
+
+/// Goal: a new connection waits for memory, few of them do, and one that waited is served as any other. Method: a purse whose last
+/// bytes are taken and given back, connections that wait, and one more than may.
+#[test]
+fn new_connections_wait_for_memory() {
+    with_server(async |harness| {
+        let (purse, counters) = (&harness.server.settings.purse, &harness.server.counters);
+        let taken: Vec<_> = std::iter::from_fn(|| purse.apart_for(limits::CONNECTION_HELD_LEN, Rank::First)).collect();
+        harness.server.connection_wait.set(Duration::from_secs(30));
+        let mut waiting = Vec::new();
+        for number in 1..=limits::CONNECTIONS_WAITING_MAX {
+            let (ours, theirs) = tokio::io::duplex(64 << 10);
+            harness.server.serve(Kind::Grpc, theirs, Origin::default(), ());
+            waiting.push(ours);
+            harness.until("it waits", || counters.connections_waiting.get() == number).await;
+        }
+        let (_one_more, theirs) = tokio::io::duplex(64 << 10);
+        harness.server.serve(Kind::Grpc, theirs, Origin::default(), ());
+        harness.until("one more is turned away", || counters.connections_failed.get() == 1).await;
+        drop(taken);
+        harness.until("those that waited are served", || counters.connections.get() == waiting.len() as u64).await;
+        harness
+            .connect()
+            .await
+            .call(CHECK, frame(&crate::wire::health::HealthCheckRequest::default()))
+            .await
+            .expect(Code::Ok, "");
     });
 }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use super::super::http1::Patience;
 use super::*;
-use crate::budget::Claim;
+use crate::budget::Rank;
 use crate::limits;
 use crate::store::fake::digest_of;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
@@ -326,7 +326,8 @@ fn unread_answers_stay_charged() {
         harness.until("it has gone out", || harness.server.reply_memory.held() == 0).await;
         drop(client);
         harness.until("all is given back", || purse.apart() == 0).await;
-        let rest = purse.apart_for((PEERS / 4 * 3) - limits::HTTP_CONNECTION_HELD_LEN, Claim::First { held: 0 });
+        harness.server.connection_wait.set(Duration::from_millis(1));
+        let rest = purse.apart_for((PEERS / 4 * 3) - limits::HTTP_CONNECTION_HELD_LEN, Rank::First);
         let mut client = Raw::connect(harness);
         assert_eq!(client.ask("GET", "/status").await.code, 503);
         assert_eq!(Raw::connect(harness).rest().await, b"", "there is no memory for another connection");
@@ -343,10 +344,11 @@ fn figures_are_there_when_others_have_all() {
         let purse = &harness.server.settings.purse;
         let mut taken = Vec::new();
         for len in [64 << 10, 1 << 10, 1] {
-            while let Some(apart) = purse.apart_for(len, Claim::First { held: len }) {
+            while let Some(apart) = purse.apart_for(len, Rank::New) {
                 taken.push(apart);
             }
         }
+        harness.server.connection_wait.set(Duration::from_millis(1));
         let mut kept = Vec::new();
         for _ in 0..limits::HTTP_CONNECTIONS_FIRST_MAX {
             let mut client = Raw::connect(harness);
