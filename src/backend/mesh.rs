@@ -37,6 +37,12 @@ pub enum Note {
         upload: Upload,
         noted: ReplyTo<()>,
     },
+    /// Whether the backend is still to get a record.
+    IsOwed {
+        backend: BackendIndex,
+        upload: Upload,
+        reply: ReplyTo<bool>,
+    },
     /// The backend says that this generation of credentials has expired.
     Expired {
         backend: BackendIndex,

@@ -161,6 +161,7 @@ impl Owner {
             let (Note::Evidence { backend, .. }
             | Note::Throttled { backend }
             | Note::Upload { backend, .. }
+            | Note::IsOwed { backend, .. }
             | Note::Expired { backend, .. }
             | Note::Trouble { backend, .. }) = note
             else {
@@ -211,6 +212,7 @@ impl Owned {
                 self.push(upload);
                 self.0.ledger.tell_when_written(noted);
             }
+            Note::IsOwed { upload, reply, .. } => reply.send(self.0.queue.with(|queue| queue.contains(&upload))),
             Note::Expired { generation, .. } => {
                 if generation == self.0.generation.get() {
                     self.0.refused.set(generation);

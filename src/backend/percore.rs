@@ -184,6 +184,11 @@ impl Backend {
         &self.0.settings
     }
 
+    /// How long a check waits for it.
+    pub fn existence_timeout(&self) -> Duration {
+        self.0.patience.get().existence
+    }
+
     /// The client of its own bucket, for whoever asks the backend outside of the breaker's rules: the probe.
     pub(super) fn client(&self) -> &Client {
         &self.0.buckets[0].client
@@ -350,6 +355,19 @@ impl Backend {
         });
         // Where the owner has gone away, the process ends.
         let _ = rt::time::race(told, self.stopped()).await;
+    }
+
+    /// Whether it is still to get a record. Yes as well where nobody can say any more.
+    pub async fn is_owed(&self, upload: Upload) -> bool {
+        let (reply, answer) = channel::reply();
+        let asked = Box::pin(async {
+            self.tell(Note::IsOwed { backend: self.0.index, upload, reply }).await;
+            answer.recv().await
+        });
+        match rt::time::race(asked, self.stopped()).await {
+            rt::time::Either::Left(Ok(is_owed)) => is_owed,
+            rt::time::Either::Left(Err(_)) | rt::time::Either::Right(()) => true,
+        }
     }
 
     /// Resolves when the backends are no longer wanted.
@@ -597,6 +615,7 @@ impl Backends {
             note @ (Note::Evidence { .. }
             | Note::Throttled { .. }
             | Note::Upload { .. }
+            | Note::IsOwed { .. }
             | Note::Expired { .. }
             | Note::Trouble { .. }) => Some(note),
         }

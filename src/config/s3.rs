@@ -79,7 +79,7 @@ pub struct S3Flags {
     /// The longest upload of an object, all its tries included.
     #[arg(long = "s3.upload_timeout", default_value = "10m", value_parser = duration)]
     upload_timeout: Duration,
-    /// How long FindMissingBlobs and the check of action results wait for the store.
+    /// How long FindMissingBlobs and the check of an action's result wait for the store, all that they ask together.
     #[arg(long = "s3.existence_timeout", default_value = "2s",
           value_parser = duration)]
     existence_timeout: Duration,

@@ -213,6 +213,11 @@ impl UploadQueue {
         self.owed.iter().chain(&self.overflow).take(most).cloned().collect()
     }
 
+    /// Whether it is still to be made.
+    pub fn contains(&self, upload: &Upload) -> bool {
+        self.places.contains_key(upload)
+    }
+
     /// All of them, in no order.
     pub fn all(&self) -> impl Iterator<Item = Upload> + '_ {
         self.places.keys().cloned()
@@ -298,6 +303,8 @@ mod tests {
                     },
                 }
                 assert_eq!(queue.all().collect::<BTreeSet<_>>(), unfinished, "seed {seed}");
+                assert!(queue.all().all(|upload| queue.contains(&upload)), "seed {seed}");
+                assert!(!queue.contains(&upload(40)), "seed {seed}");
                 assert!(queue.running() == running.len() && running.len() <= limits.running as usize);
                 assert!(queue.owed() <= limits.owed, "seed {seed}");
                 // What is handed in anew while it runs may be one more.

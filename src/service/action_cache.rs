@@ -6,7 +6,7 @@ use bytes::Bytes;
 use prost::Message;
 use sha2::{Digest as _, Sha256};
 
-use super::inline::{rewrite, take_inline};
+use super::inline::{NoHit, rewrite, take_inline};
 use super::{CallContext, Outgoing, Reply, ReplyMemory, Services, Status, check_digest_function, decode, parse_digest};
 use crate::limits;
 use crate::pure::action_result::{InvalidField, needs_rewrite, validate, without_contents};
@@ -34,17 +34,16 @@ pub async fn get_action_result<S: Store>(
     let Some(entry) = entry else { return Err(miss()) };
     let files = !request.inline_output_files.is_empty();
     let answer = match needs_rewrite(&entry.data, request.inline_stdout, request.inline_stderr, files) {
-        Ok(false) => Some(entry.data.clone()),
+        Ok(false) => Ok(entry.data.clone()),
         Ok(true) => rewrite(services, &request, &entry, out).await?,
-        Err(_) => None,
+        Err(_) => Err(NoHit::Unfit),
     };
-    match answer.filter(|data| data.len() <= limits::REPLY_LEN_MAX) {
-        Some(data) => Ok(vec![data]),
-        None => {
-            services.store.action_drop(key, entry.version).await?;
-            Err(miss())
-        }
+    match answer {
+        Ok(data) if data.len() <= limits::REPLY_LEN_MAX => return Ok(vec![data]),
+        Ok(_) | Err(NoHit::Unfit) => services.store.action_drop(key, entry.version).await?,
+        Err(NoHit::Lacks(missing)) => services.store.action_drop_lacking(key, entry.version, missing).await?,
     }
+    Err(miss())
 }
 
 /// `UpdateActionResult`. Answers with what was stored: contents that came inline are in the CAS from then on.
@@ -306,8 +305,9 @@ mod tests {
         assert_eq!(ActionResult::decode(&parts[..]).expect("a message").encode_to_vec(), parts);
     }
 
-    /// Goal: an entry is a hit only while every blob that it reaches is here, and is dropped otherwise. Method: a
-    /// result that reaches blobs in every way; each blob is taken away in turn; Trees come whole and in pieces.
+    /// Goal: an entry is a hit only while every blob that it reaches is here; it is dropped where one surely is not, and kept
+    /// where a backend only does not answer; one check is one for the backend, however much it asks. Method: a result that
+    /// reaches blobs in every way; each blob is taken away in turn, in both ways; Trees come whole and in pieces.
     #[test]
     fn a_hit_needs_every_blob() {
         for piece_len in [0, 7] {
@@ -336,6 +336,15 @@ mod tests {
                 assert_eq!(get_plain(&tested), Ok(result.clone()));
                 let data = store.blob(gone).expect("here");
                 store.remove(gone);
+                store.with(|state| state.unsure.insert(gone));
+                store.with(|state| (state.checks, state.asked_for) = (0, Vec::new()));
+                assert_eq!(code(get_plain(&tested)), Code::NotFound, "without {gone}");
+                let asked_for = store.with(|state| state.asked_for.clone());
+                assert!(!asked_for.is_empty() && asked_for.iter().all(|&check| check == 1), "{asked_for:?}");
+                store.add(data.clone());
+                assert_eq!(get_plain(&tested), Ok(result.clone()), "kept");
+                store.remove(gone);
+                store.with(|state| state.unsure.clear());
                 assert_eq!(code(get_plain(&tested)), Code::NotFound, "without {gone}");
                 assert!(store.with(|state| state.actions.is_empty()), "dropped");
                 store.add(data);
@@ -478,8 +487,9 @@ mod tests {
         }
     }
 
-    /// Goal: the answer stays below the limit, what fits is inlined, and a wanted blob that is gone makes a miss.
-    /// Method: two blobs of which one fits, and a small one that does; then the small one is lost unnoticed.
+    /// Goal: the answer stays below the limit, what fits is inlined, and a wanted blob that is gone makes a miss, for which the
+    /// entry is dropped if that is sure. Method: two blobs of which one fits, and a small one that does; then the small one is
+    /// lost unnoticed.
     #[test]
     fn inlining_has_limits() {
         let mut tested = testing::services();
@@ -500,8 +510,11 @@ mod tests {
         let options = Options { check_actions: false, ..Options::default() };
         tested.1 = Services::new(tested.0.clone(), options.into(), tested.1.health.clone());
         tested.0.remove(small);
-        assert_eq!(code(get(&tested, request())), Code::NotFound);
-        assert!(tested.0.with(|state| state.actions.is_empty()));
+        for is_sure in [false, true] {
+            tested.0.with(|state| state.unsure = if is_sure { Default::default() } else { [small].into() });
+            assert_eq!(code(get(&tested, request())), Code::NotFound);
+            assert_eq!(tested.0.with(|state| state.actions.is_empty()), is_sure);
+        }
     }
 
     /// Goal: an entry that was stored inline elsewhere is sent as hints say: out without, in with. Method: put it under

@@ -64,15 +64,22 @@ pub(super) fn take_inline(result: &mut ActionResult) -> Result<Vec<(Digest, Byte
     Ok(taken)
 }
 
-/// The answer with what the client wants inline, as far as it fits, and nothing else inline. `None` when the entry
-/// turns out to be no hit.
+/// An entry turns out to be no hit.
+pub(super) enum NoHit {
+    /// It is not to be read.
+    Unfit,
+    /// This blob is not to be had.
+    Lacks(Digest),
+}
+
+/// The answer with what the client wants inline, as far as it fits, and nothing else inline.
 pub(super) async fn rewrite<S: Store>(
     services: &Services<S>,
     request: &GetActionResultRequest,
     entry: &ActionEntry,
     out: &mut impl Outgoing,
-) -> Result<Option<Bytes>, Status> {
-    let Ok(mut result) = ActionResult::decode(entry.data.clone()) else { return Ok(None) };
+) -> Result<Result<Bytes, NoHit>, Status> {
+    let Ok(mut result) = ActionResult::decode(entry.data.clone()) else { return Ok(Err(NoHit::Unfit)) };
     let files: HashSet<&str> = request.inline_output_files.iter().map(String::as_str).collect();
     let mut inlined = Inlined { files: vec![Contents::AsStored; result.output_files.len()], ..Inlined::default() };
     let mut wanted = Vec::new();
@@ -84,7 +91,9 @@ pub(super) async fn rewrite<S: Store>(
         };
         let (contents, named) = slot(&mut result, at);
         let Some(named) = named else { continue };
-        let Ok(digest) = Digest::parse(named.hash.as_bytes(), named.size_bytes) else { return Ok(None) };
+        let Ok(digest) = Digest::parse(named.hash.as_bytes(), named.size_bytes) else {
+            return Ok(Err(NoHit::Unfit));
+        };
         if wants && contents.is_empty() && !digest.is_empty() {
             wanted.push((at, digest));
         }
@@ -112,16 +121,16 @@ pub(super) async fn rewrite<S: Store>(
     }
     let wanted = wanted.into_iter().zip(comes).collect();
     let read = map_bounded(wanted, limits::BATCH_CONCURRENCY, async |((at, digest), comes)| {
-        (at, read_raw(&services.store, digest, comes).await)
+        (at, digest, read_raw(&services.store, digest, comes).await)
     })
     .await;
-    for (at, pieces) in read {
+    for (at, digest, pieces) in read {
         // Why: inlining is a hint, and trouble with one blob no reason to fail the call; its absence is a miss.
         let Ok(pieces) = pieces else { continue };
-        let Some(pieces) = pieces else { return Ok(None) };
+        let Some(pieces) = pieces else { return Ok(Err(NoHit::Lacks(digest))) };
         *place(&mut inlined, at) = Contents::These(join(pieces));
     }
-    Ok(with_contents(&entry.data, &inlined).map(Bytes::from))
+    Ok(with_contents(&entry.data, &inlined).map(Bytes::from).ok_or(NoHit::Unfit))
 }
 
 /// What is to stand in a slot.

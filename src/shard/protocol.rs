@@ -2,6 +2,8 @@
 //!
 //! Invariant: depth one. Whoever handles one of these sends no request to another core, so there is no cycle to wait in.
 
+use std::time::Instant;
+
 use bytes::Bytes;
 
 use super::upload::UploadHandle;
@@ -25,7 +27,14 @@ pub struct Asked {
 pub enum Request {
     FindMissing {
         digests: Vec<Digest>,
+        /// See `Router::until`.
+        until: Option<Instant>,
         reply: ReplyTo<Vec<bool>>,
+    },
+    /// See `Store::is_absent`.
+    IsAbsent {
+        digest: Digest,
+        reply: ReplyTo<bool>,
     },
     SizeOf {
         hash: Hash,
@@ -54,6 +63,7 @@ pub enum Request {
     /// Answered when it comes, or does not.
     Fetch {
         wanted: Wanted,
+        until: Option<Instant>,
         reply: ReplyTo<bool>,
     },
     ActionGet {

@@ -1,6 +1,8 @@
 //! Reading through: what a shard does not have, its owner asks the backend for, once for all who wait, and hands on while
 //! it fills the cache. Any trouble of a backend is a miss.
 
+mod follower;
+
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -9,7 +11,6 @@ use bytes::Bytes;
 use rustc_hash::FxHashMap;
 
 use super::blob_disk::BlobDisk;
-use super::codec::wrap_raw;
 use super::object::Content;
 use super::session::{Session, is_small};
 use super::worker::Worker;
@@ -23,13 +24,12 @@ use crate::limits::{
 use crate::pure::action_result::References;
 use crate::pure::casblob::{self, Header};
 use crate::pure::digest::{Digest, Hash};
-use crate::pure::flight::{Next, Phase, Window};
+use crate::pure::flight::{Phase, Window};
 use crate::pure::upload_queue::{ObjectKind, Upload};
 use crate::pure::wrong_objects::Flaw;
-use crate::rt::channel::{self, Sender};
 use crate::rt::local::{Event, Local, Permit, Permits};
 use crate::rt::{self, HandlerPanicked};
-use crate::store::{Accept, ActionEntry, ActionKey, Blob, BlobStream, Encoding, Get, Purpose, StoreError, Wanted};
+use crate::store::{ActionEntry, ActionKey, Blob, Get, Purpose, StoreError, Wanted};
 
 /// The flights of one core from one backend.
 pub(super) struct Flights {
@@ -244,7 +244,7 @@ impl<D: BlobDisk> Worker<D> {
 
     /// A blob that is not here and that `reads_through` allows, from the backend. `None` is a miss.
     pub(super) async fn get_there(&self, get: Get) -> Result<Option<Blob>, StoreError> {
-        match self.await_blob(get.digest).await {
+        match self.await_blob(get.digest, !is_small(&get.digest)).await {
             None => Ok(None),
             Some((Phase::Asking | Phase::Missed | Phase::Failed, _)) => Ok(None),
             Some((Phase::Landed, _)) => self.get_here(get).await,
@@ -252,12 +252,11 @@ impl<D: BlobDisk> Worker<D> {
         }
     }
 
-    /// Waits until a blob can be followed, if it is a large one, or else until its flight has ended.
-    async fn await_blob(&self, digest: Digest) -> Option<(Phase, Rc<Flight>)> {
+    /// Waits until a blob can be followed, if `follows`, or else until its flight has ended.
+    async fn await_blob(&self, digest: Digest, follows: bool) -> Option<(Phase, Rc<Flight>)> {
         let (_, flights) = self.backend_and_flights()?;
         let _waiting = flights.wait()?;
         let flight = self.board(self.name(ObjectKind::Cas, digest))?;
-        let follows = !is_small(&digest);
         let wanted = |phase| match phase {
             Phase::Asking => false,
             Phase::Streaming => follows,
@@ -275,14 +274,31 @@ impl<D: BlobDisk> Worker<D> {
         Some(flight.answered(|phase| !matches!(phase, Phase::Asking | Phase::Streaming)).await)
     }
 
-    /// Waits until what is wanted is here or on its way; false when it is not to be had.
-    pub(super) async fn fetch(&self, wanted: Wanted) -> bool {
-        let phase = match wanted {
+    /// Waits until what is wanted is here or on its way, or by `until` here; false when it is not to be had. What comes later
+    /// fills the cache.
+    pub(super) async fn fetch(&self, wanted: Wanted, until: Option<Instant>) -> bool {
+        match wanted {
             Wanted::Blob(digest) if self.has_blob(&digest).await => return true,
             Wanted::Blob(digest) if !self.reads_through(&digest) => return false,
-            Wanted::Blob(digest) => self.await_blob(digest).await.map(|(phase, _)| phase),
             Wanted::Action(_) if !self.takes_reads() => return false,
-            Wanted::Action(key) => self.await_action(key).await,
+            Wanted::Blob(_) | Wanted::Action(_) => {}
+        }
+        let ended = async {
+            match wanted {
+                Wanted::Blob(digest) => {
+                    let follows = until.is_none() && !is_small(&digest);
+                    self.await_blob(digest, follows).await.map(|(phase, _)| phase)
+                }
+                Wanted::Action(key) => self.await_action(key).await,
+            }
+        };
+        let phase = match until {
+            None => ended.await,
+            // Why in this order: what has not begun by then is not asked for.
+            Some(until) => match rt::time::race(rt::time::deadline(until), Box::pin(ended)).await {
+                rt::time::Either::Left(()) => None,
+                rt::time::Either::Right(phase) => phase,
+            },
         };
         matches!(phase, Some(Phase::Streaming | Phase::Landed))
     }
@@ -299,7 +315,7 @@ impl<D: BlobDisk> Worker<D> {
         flight.answered(|phase| !matches!(phase, Phase::Asking | Phase::Streaming)).await;
         drop(waiting);
         let size = flight.size.get()?;
-        self.fetch(Wanted::Blob(Digest { hash, size })).await.then_some(size)
+        self.fetch(Wanted::Blob(Digest { hash, size }), None).await.then_some(size)
     }
 
     /// An action that is not here, from a backend that takes reads. `None` is a miss.
@@ -310,8 +326,8 @@ impl<D: BlobDisk> Worker<D> {
         }
     }
 
-    /// Of the blobs that are missing here, those that the backend has are not missing.
-    pub(super) async fn find_there(&self, digests: &[Digest], missing: &mut [bool]) {
+    /// Of the blobs that are missing here, those that the backend has are not missing. For `until` see `Router`.
+    pub(super) async fn find_there(&self, digests: &[Digest], missing: &mut [bool], until: Option<Instant>) {
         let Some((backend, flights)) = self.backend_and_flights().filter(|_| !self.scope().is_raw()) else { return };
         let Some(_waiting) = flights.wait() else { return };
         let places: Vec<usize> = (0..digests.len()).filter(|&at| missing[at]).collect();
@@ -319,9 +335,16 @@ impl<D: BlobDisk> Worker<D> {
             return;
         }
         let asked: Vec<Digest> = places.iter().map(|&at| digests[at]).collect();
-        for (at, present) in places.into_iter().zip(backend.present(&asked, self.scope()).await) {
+        for (at, present) in places.into_iter().zip(backend.present(&asked, self.scope(), until).await) {
             missing[at] = !present;
         }
+    }
+
+    /// See `Store::is_absent`.
+    pub(super) async fn is_absent(&self, digest: &Digest) -> bool {
+        // See `Scope::raw`.
+        let backend = self.backend().filter(|_| !self.scope().is_raw());
+        !self.has_blob(digest).await && backend.is_none_or(|backend| backend.lacks(digest, self.scope()))
     }
 
     /// The flight of `name`: the one that is on its way, or a new one. `None` when there are too many.
@@ -547,100 +570,6 @@ impl<D: BlobDisk> Worker<D> {
             Err(error) => Landing::NotStored(error),
         }
     }
-
-    /// The stream of one reader of a flight.
-    fn follow(&self, get: Get, flight: Rc<Flight>) -> Result<Option<Blob>, StoreError> {
-        let start = get.offset.min(get.digest.size);
-        let until = start.saturating_add(get.limit.unwrap_or(u64::MAX)).min(get.digest.size);
-        let encoding = match get.accept {
-            Accept::Identity | Accept::Any => Encoding::Identity,
-            Accept::Zstd => Encoding::Zstd,
-        };
-        let (sender, pieces) = channel::bounded(0);
-        let follower = Follower { worker: self.clone(), digest: get.digest, at: start, until, encoding, sender };
-        if !self.gate().spawn(follower.run(flight)) {
-            return Err(StoreError::Stopping);
-        }
-        let len = (encoding == Encoding::Identity).then_some(until - start);
-        Ok(Some(Blob::Stream(BlobStream { encoding, len, pieces })))
-    }
-}
-
-/// One reader of a flight.
-struct Follower<D: BlobDisk> {
-    worker: Worker<D>,
-    digest: Digest,
-    at: u64,
-    until: u64,
-    encoding: Encoding,
-    sender: Sender<Result<Bytes, StoreError>>,
-}
-
-impl<D: BlobDisk> Follower<D> {
-    async fn run(mut self, flight: Rc<Flight>) {
-        let failed = rt::catch(self.follow(&flight)).await.unwrap_or(Some(StoreError::Unanswered));
-        if let Some(error) = failed {
-            let _ = self.sender.send(Err(error)).await;
-        }
-    }
-
-    /// Sends what the reader wants of the flight, and then of the cache. The error that the reader is still to be told.
-    async fn follow(&mut self, flight: &Flight) -> Option<StoreError> {
-        match self.keep_up(flight).await {
-            Some(Next::Behind) => self.read_on(flight).await,
-            Some(Next::Failed) => Some(StoreError::Lost { digest: self.digest }),
-            _ => None,
-        }
-    }
-
-    /// Sends what comes, as long as this reader keeps up. `None` when the reader is gone.
-    async fn keep_up(&mut self, flight: &Flight) -> Option<Next> {
-        let _following = Following::new(flight);
-        flight.foremost.set(flight.foremost.get().max(self.at));
-        loop {
-            let changed = flight.changed.wait();
-            match flight.window.with(|window| window.next(self.at, self.until)) {
-                Next::Piece(piece) => {
-                    self.at += piece.len() as u64;
-                    self.send(piece).await?;
-                    flight.foremost.set(flight.foremost.get().max(self.at));
-                    flight.changed.notify();
-                }
-                Next::Wait => changed.await,
-                ended => return Some(ended),
-            }
-        }
-    }
-
-    /// Goes on from the cache, once the flight has landed.
-    async fn read_on(&mut self, flight: &Flight) -> Option<StoreError> {
-        let ended = |phase| !matches!(phase, Phase::Asking | Phase::Streaming);
-        if flight.reached(ended).await != Phase::Landed {
-            return Some(StoreError::Lost { digest: self.digest });
-        }
-        let limit = Some(self.until - self.at);
-        let rest = Get { digest: self.digest, offset: self.at, limit, accept: Accept::Identity };
-        let mut blob = match self.worker.get_here(rest).await {
-            Ok(Some(blob)) => blob,
-            Ok(None) => return Some(StoreError::Lost { digest: self.digest }),
-            Err(error) => return Some(error),
-        };
-        loop {
-            match blob.next_piece().await {
-                Ok(Some(piece)) => self.send(piece).await?,
-                Ok(None) => return None,
-                Err(error) => return Some(error),
-            }
-        }
-    }
-
-    async fn send(&mut self, raw: Bytes) -> Option<()> {
-        let piece = match self.encoding {
-            Encoding::Identity => raw,
-            Encoding::Zstd => wrap_raw(&raw).into(),
-        };
-        self.sender.send(Ok(piece)).await.ok()
-    }
 }
 
 /// What an error of the session says about the object.
@@ -668,6 +597,7 @@ pub(super) fn landing_of(error: StoreError) -> Landing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rt::channel;
     use crate::rt::cores::block_on;
 
     /// Goal: a flight that is doomed does nothing more, also where it could go on at once; another one ends as ever. Method: two

@@ -1,6 +1,7 @@
 //! Brings each request to the core that owns what it names: a call on this core, a message to another.
 
 use std::rc::Rc;
+use std::time::Instant;
 
 use bytes::Bytes;
 
@@ -52,7 +53,7 @@ impl RouterPort {
         rt::spawn(serve(worker.clone(), self.inbox, received.clone()));
         let inner = Rc::new(Mesh { here: CoreId(self.core as u16), map, lanes, received });
         worker.connect(&inner);
-        Router { inner, worker }
+        Router { inner, worker, until: None }
     }
 }
 
@@ -60,6 +61,8 @@ impl RouterPort {
 pub struct Router<D: BlobDisk> {
     inner: Rc<Mesh>,
     worker: Worker<D>,
+    /// A backend is waited for no longer; `None`: for as long as each kind of question may take.
+    until: Option<Instant>,
 }
 
 /// How a core reaches the others.
@@ -74,14 +77,14 @@ pub(super) struct Mesh {
 
 impl<D: BlobDisk> Clone for Router<D> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), worker: self.worker.clone() }
+        Self { inner: self.inner.clone(), worker: self.worker.clone(), until: self.until }
     }
 }
 
 impl<D: BlobDisk> Router<D> {
     /// For tasks of `worker` itself that need what other cores own; handlers of requests do not. `None` when the core ends.
     pub(super) fn of(worker: Worker<D>) -> Option<Self> {
-        worker.mesh().map(|inner| Self { inner, worker })
+        worker.mesh().map(|inner| Self { inner, worker, until: None })
     }
 
     /// This core's worker.
@@ -109,7 +112,7 @@ impl<D: BlobDisk> Router<D> {
 
     /// Asks every core for its part of the batch, this one while the others work.
     async fn find_missing_split(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
-        let inner = &*self.inner;
+        let (inner, until) = (&*self.inner, self.until);
         let owner = |digest: &Digest| usize::from(inner.map.core_of_hash(&digest.hash).0);
         let (order, mut parts) = batch::split(digests, inner.lanes.len(), owner);
         let local = std::mem::take(&mut parts[usize::from(inner.here.0)]);
@@ -119,12 +122,12 @@ impl<D: BlobDisk> Router<D> {
             replies.push(match lane {
                 None => None,
                 Some(lane) => {
-                    Some(lane.post(self.worker.scope(), |reply| Request::FindMissing { digests, reply }).await?)
+                    Some(lane.post(self.worker.scope(), |reply| Request::FindMissing { digests, until, reply }).await?)
                 }
             });
         }
         let mut answers = vec![Vec::new(); replies.len()];
-        answers[usize::from(inner.here.0)] = self.worker.find_missing(&local).await;
+        answers[usize::from(inner.here.0)] = self.worker.find_missing(&local, until).await;
         for (answer, reply) in answers.iter_mut().zip(replies) {
             if let Some(reply) = reply {
                 *answer = reply.recv().await.map_err(|_| StoreError::Unanswered)?;
@@ -156,14 +159,29 @@ impl<D: BlobDisk> Store for Router<D> {
     type Upload = UploadHandle;
 
     fn scoped(&self, scope: &Scope) -> Self {
-        Self { inner: self.inner.clone(), worker: self.worker.scoped(scope.clone()) }
+        Self { inner: self.inner.clone(), worker: self.worker.scoped(scope.clone()), until: self.until }
+    }
+
+    fn for_check(&self) -> Self {
+        let until = self.worker.backend().map(|backend| rt::time::now() + backend.existence_timeout());
+        Self { until, ..self.clone() }
     }
 
     async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
         if digests.iter().all(|digest| self.inner.map.core_of_hash(&digest.hash) == self.inner.here) {
-            return Ok(self.worker.find_missing(&digests).await);
+            return Ok(self.worker.find_missing(&digests, self.until).await);
         }
         self.find_missing_split(digests).await
+    }
+
+    async fn is_absent(&self, digest: Digest) -> Result<bool, StoreError> {
+        match self.lane(&digest.hash) {
+            None => Ok(self.worker.is_absent(&digest).await),
+            Some(lane) => {
+                let reply = lane.post(self.worker.scope(), |reply| Request::IsAbsent { digest, reply }).await?;
+                reply.recv().await.map_err(|_| StoreError::Unanswered)
+            }
+        }
     }
 
     async fn size_of(&self, hash: Hash, purpose: Purpose) -> Result<Option<u64>, StoreError> {
@@ -174,6 +192,10 @@ impl<D: BlobDisk> Store for Router<D> {
     }
 
     async fn get(&self, get: Get) -> Result<Option<Blob>, StoreError> {
+        // Why: what is in time has been fetched.
+        if self.until.is_some() {
+            return self.get_here(get).await;
+        }
         match self.lane(&get.digest.hash) {
             None => self.worker.get(get).await,
             Some(lane) => lane.ask(self.worker.scope(), |reply| Request::Get { get, only_here: false, reply }).await,
@@ -196,10 +218,11 @@ impl<D: BlobDisk> Store for Router<D> {
         if self.worker.backend().is_none() {
             return Ok(false);
         }
+        let until = self.until;
         match self.lane(&hash) {
-            None => Ok(self.worker.fetch(wanted).await),
+            None => Ok(self.worker.fetch(wanted, until).await),
             Some(lane) => {
-                let reply = lane.post(self.worker.scope(), |reply| Request::Fetch { wanted, reply }).await?;
+                let reply = lane.post(self.worker.scope(), |reply| Request::Fetch { wanted, until, reply }).await?;
                 reply.recv().await.map_err(|_| StoreError::Unanswered)
             }
         }
@@ -305,14 +328,14 @@ async fn serve<D: BlobDisk>(worker: Worker<D>, mut inbox: Receiver<Asked>, recei
 
 async fn handle<D: BlobDisk>(worker: Worker<D>, request: Request) {
     match request {
-        Request::FindMissing { digests, reply } => {
+        Request::FindMissing { digests, until, reply } => {
             let mut missing = worker.find_missing_here(&digests).await;
             if !missing.contains(&true) || worker.backend().is_none() {
                 return reply.send(missing);
             }
             let elsewhere = worker.clone();
             worker.apart(async move {
-                elsewhere.find_there(&digests, &mut missing).await;
+                elsewhere.find_there(&digests, &mut missing, until).await;
                 reply.send(missing);
             });
         }
@@ -344,9 +367,10 @@ async fn handle<D: BlobDisk>(worker: Worker<D>, request: Request) {
             }
         }
         Request::UploadStatus { key, reply } => reply.send(worker.upload_status(&key).await),
-        Request::Fetch { wanted, reply } => {
+        Request::IsAbsent { digest, reply } => reply.send(worker.is_absent(&digest).await),
+        Request::Fetch { wanted, until, reply } => {
             let elsewhere = worker.clone();
-            worker.apart(async move { reply.send(elsewhere.fetch(wanted).await) });
+            worker.apart(async move { reply.send(elsewhere.fetch(wanted, until).await) });
         }
         Request::ActionGet { key, only_here, reply } => match worker.action_here(key).await {
             Ok(None) if !only_here && worker.takes_reads() => {

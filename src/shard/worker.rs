@@ -218,10 +218,10 @@ impl<D: BlobDisk> Worker<D> {
         self.0.uploads.clear();
     }
 
-    /// For each digest whether it is missing, here and in the backend.
-    pub async fn find_missing(&self, digests: &[Digest]) -> Vec<bool> {
+    /// For each digest whether it is missing, here and in the backend, for which see `Router::until`.
+    pub async fn find_missing(&self, digests: &[Digest], until: Option<Instant>) -> Vec<bool> {
         let mut missing = self.find_missing_here(digests).await;
-        self.find_there(digests, &mut missing).await;
+        self.find_there(digests, &mut missing, until).await;
         missing
     }
 
@@ -426,15 +426,18 @@ impl<D: BlobDisk> Worker<D> {
         Ok(())
     }
 
-    /// Drops the entry if it is still this version.
+    /// Drops the entry if it is still this version, and no backend is to get it yet.
     pub async fn action_drop(&self, action: ActionKey, version: u64) -> Result<(), StoreError> {
         let key = self.action_key(&action);
         self.0.disk.ready(&key.hash).await;
+        if self.owes(&action, version).await? {
+            return Ok(());
+        }
         let _changing = self.changing(slice::from_ref(&key));
         self.0.disk.remove(&key, Some(version)).await.map(drop).map_err(action_error)
     }
 
-    async fn read_action(&self, key: &Key) -> Result<Option<Record>, StoreError> {
+    pub(super) async fn read_action(&self, key: &Key) -> Result<Option<Record>, StoreError> {
         self.0.disk.ready(&key.hash).await;
         let fence = self.0.fences.now(key);
         match self.0.disk.read(key).await {

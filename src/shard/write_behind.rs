@@ -24,6 +24,7 @@ use crate::pure::sigv4::{self, Payload};
 use crate::pure::upload_queue::{ObjectKind, Upload};
 use crate::rt;
 use crate::rt::local::{Event, Local};
+use crate::store::{ActionKey, StoreError};
 
 impl<D: BlobDisk> Records for Worker<D> {
     fn upload(&self, backend: Backend, upload: Upload) -> Pin<Box<dyn Future<Output = UploadEnd>>> {
@@ -68,6 +69,17 @@ impl<D: BlobDisk> Worker<D> {
         let intent = Intent::new(self.intents(), upload.clone());
         backend.wants(upload).await;
         Some(intent)
+    }
+
+    /// Whether the backend is still to get this version of an action. Not asked of what is raw: who drops that has not found
+    /// its bytes, without which there is nothing to send.
+    pub(super) async fn owes(&self, action: &ActionKey, version: u64) -> Result<bool, StoreError> {
+        let Some(backend) = self.backend().filter(|_| !self.scope().is_raw()) else { return Ok(false) };
+        let stored = self.read_action(&self.action_key(action)).await?;
+        let Some(record) = stored.filter(|record| record.version == version) else { return Ok(false) };
+        // Why the record's size: by that it was announced, and not every protocol carries it.
+        let digest = Digest { hash: action.hash, size: record.key_size };
+        Ok(backend.is_owed(self.name(ObjectKind::Action, digest)).await)
     }
 
     async fn upload(&self, backend: &Backend, upload: &Upload) -> UploadEnd {

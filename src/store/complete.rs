@@ -18,7 +18,8 @@ use crate::pure::purge::InstanceTag;
 use crate::pure::scope::Scope;
 use crate::rt::local::{Permit, Permits};
 
-/// Passes everything through, except that an action whose blobs are not all present is a miss and is dropped.
+/// Passes everything through, except that an action whose blobs are not all present is a miss, and is dropped where that is
+/// sure to stay so.
 #[derive(Clone)]
 pub struct Complete<S> {
     inner: S,
@@ -68,98 +69,67 @@ impl<S: Store> Complete<S> {
             return Ok(Some(entry));
         }
         let references = references.or_else(|| References::of(&entry.data).ok());
-        let is_complete = match references {
-            Some(references) => self.is_complete(references, entry.data.len(), memory).await?,
-            None => false,
+        let finding = match references {
+            Some(references) => self.check(references, entry.data.len(), memory).await?,
+            None => Finding::Unfit,
         };
-        if is_complete {
-            return Ok(Some(entry));
+        // Why by its version: a newer one, stored meanwhile, stays.
+        match finding {
+            Finding::Complete => return Ok(Some(entry)),
+            Finding::Lacks(missing) => self.inner.action_drop_lacking(key, entry.version, missing).await?,
+            Finding::Unfit => self.inner.action_drop(key, entry.version).await?,
         }
-        // Why: a newer version, stored meanwhile, stays.
-        self.inner.action_drop(key, entry.version).await?;
         Ok(None)
     }
 
-    /// `kept` bytes are the caller's. Nothing of what else `memory` holds is kept while a backend takes its time.
-    async fn is_complete<E: From<StoreError>>(
+    /// Looks for all that a result names. `kept` bytes are the caller's. Nothing of what else `memory` holds is kept while a
+    /// backend takes its time.
+    async fn check<E: From<StoreError>>(
         &self,
         references: References,
         kept: usize,
         memory: &mut impl Memory<E>,
-    ) -> Result<bool, E> {
+    ) -> Result<Finding, E> {
+        let store = self.inner.for_check();
         let costly = !references.trees.is_empty() || !references.roots.is_empty();
         let is_long = kept > limits::ACTION_RESULT_HELD_LEN_MAX;
         let held = if costly || is_long { limits::ACTION_HELD_LEN } else { limits::ACTION_READ_HELD_LEN };
         let tree_bytes = references.trees.iter().fold(0u64, |sum, tree| sum.saturating_add(tree.size));
         // What was read of the result is about as long as the result.
         let kept = 2 * kept;
-        if tree_bytes > limits::TREE_LEN_MAX
-            || !wait_holding(memory, kept, held, self.are_present(references.blobs)).await??
-        {
-            return Ok(false);
+        if tree_bytes > limits::TREE_LEN_MAX {
+            return Ok(Finding::Unfit);
         }
-        for tree in references.trees {
-            let comes = bring(&self.inner, vec![tree], memory, kept, held).await? == [true];
-            let has_files = self.has_files_of_tree(tree, comes);
-            if !wait_holding(memory, kept + limits::READ_HELD_LEN, held, has_files).await?? {
-                return Ok(false);
+        let found = wait_holding(memory, kept, held, check_blobs(&store, references.blobs)).await??;
+        if found != Finding::Complete {
+            return Ok(found);
+        }
+        let comes = bring(&store, references.trees.clone(), memory, kept, held).await?;
+        for (tree, comes) in references.trees.into_iter().zip(comes) {
+            let checked = check_tree(&store, tree, comes);
+            let found = wait_holding(memory, kept + limits::READ_HELD_LEN, held, checked).await??;
+            if found != Finding::Complete {
+                return Ok(found);
             }
         }
         if references.roots.is_empty() {
-            return Ok(true);
+            return Ok(Finding::Complete);
         }
-        self.have_closure(references.roots, kept, held, memory).await
+        self.check_closure(&store, references.roots, kept, held, memory).await
     }
 
-    async fn are_present(&self, mut digests: Vec<Digest>) -> Result<bool, StoreError> {
-        sort_distinct(&mut digests);
-        if digests.is_empty() {
-            return Ok(true);
-        }
-        Ok(!self.inner.find_missing(digests).await?.contains(&true))
-    }
-
-    /// Reads the Tree as it comes and asks for its files in groups, so that memory does not grow with it.
-    async fn has_files_of_tree(&self, tree: Digest, comes: bool) -> Result<bool, StoreError> {
-        let mut blob = match self.inner.get_fetched(Get::whole(tree, Accept::Identity), comes).await {
-            Ok(Some(blob)) => blob,
-            Ok(None) | Err(StoreError::Lost { .. }) => return Ok(false),
-            Err(error) => return Err(error),
-        };
-        let mut scanner = DirectoryScanner::new(Shape::Tree);
-        let mut files = Vec::new();
-        loop {
-            let piece = match blob.next_piece().await {
-                Ok(Some(piece)) => piece,
-                Ok(None) => break,
-                Err(StoreError::Lost { .. }) => return Ok(false),
-                Err(error) => return Err(error),
-            };
-            let scanned = scanner.push(&piece, |node| match node {
-                Node::File(digest) => files.push(digest),
-                Node::Directory(_) => {}
-            });
-            if scanned.is_err() {
-                return Ok(false);
-            }
-            if files.len() >= limits::CHECK_DIGESTS_MAX && !self.are_present(std::mem::take(&mut files)).await? {
-                return Ok(false);
-            }
-        }
-        Ok(scanner.finish().is_ok() && self.are_present(files).await?)
-    }
-
-    /// Whether every Directory below the roots is here, and every file in them. One walk for all roots: they may have
-    /// most of what is below them in common.
-    async fn have_closure<E: From<StoreError>>(
+    /// Looks for every Directory below the roots, and every file in them. One walk for all roots: they may have most of what
+    /// is below them in common.
+    async fn check_closure<E: From<StoreError>>(
         &self,
+        store: &S,
         roots: Vec<Digest>,
         kept: usize,
         held: usize,
         memory: &mut impl Memory<E>,
-    ) -> Result<bool, E> {
+    ) -> Result<Finding, E> {
         let mut memory = InTurn { memory, turn: None };
-        let mut walk = Walk::new(self.inner.clone(), roots, limits::ACTION_DIRECTORIES_MAX);
+        let mut walk = Walk::new(store.clone(), roots, limits::ACTION_DIRECTORIES_MAX);
         let mut waiting = Vec::new();
         loop {
             let kept = kept + waiting.len() * size_of::<Digest>();
@@ -170,24 +140,82 @@ impl<S: Store> Complete<S> {
                     waiting.extend(files);
                     false
                 }
-                Ok(Some(Visit::Absent { .. } | Visit::Invalid { .. })) => return Ok(false),
+                Ok(Some(Visit::Absent { digest })) => return Ok(Finding::Lacks(digest)),
+                Ok(Some(Visit::Invalid { .. })) => return Ok(Finding::Unfit),
                 Ok(None) => true,
                 // Why: what cannot be checked cannot be promised.
-                Err(WalkStop::TooMany(_) | WalkStop::TooDeep | WalkStop::TooLong(_)) => return Ok(false),
+                Err(WalkStop::TooMany(_) | WalkStop::TooDeep | WalkStop::TooLong(_)) => return Ok(Finding::Unfit),
                 Err(WalkStop::Store(error)) => return Err(error.into()),
             };
             if is_over || waiting.len() >= limits::CHECK_DIGESTS_MAX {
                 let kept = kept + walk.kept_len() + waiting.len() * size_of::<Digest>();
-                let asked = self.are_present(std::mem::take(&mut waiting));
-                if !wait_holding(&mut memory, kept, held, asked).await?? {
-                    return Ok(false);
+                let asked = check_blobs(store, std::mem::take(&mut waiting));
+                let found = wait_holding(&mut memory, kept, held, asked).await??;
+                if found != Finding::Complete {
+                    return Ok(found);
                 }
             }
             if is_over {
-                return Ok(true);
+                return Ok(Finding::Complete);
             }
         }
     }
+}
+
+/// What a check of a result has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Finding {
+    Complete,
+    /// This blob was not to be had in time, for one.
+    Lacks(Digest),
+    /// It names what cannot be checked: no answer of a backend would change that.
+    Unfit,
+}
+
+async fn check_blobs<S: Store>(store: &S, mut digests: Vec<Digest>) -> Result<Finding, StoreError> {
+    sort_distinct(&mut digests);
+    if digests.is_empty() {
+        return Ok(Finding::Complete);
+    }
+    let missing = store.find_missing(digests.clone()).await?;
+    let missing = digests.into_iter().zip(missing).find(|(_, missing)| *missing);
+    Ok(missing.map_or(Finding::Complete, |(digest, _)| Finding::Lacks(digest)))
+}
+
+/// Reads the Tree as it comes and asks for its files in groups, so that memory does not grow with it.
+async fn check_tree<S: Store>(store: &S, tree: Digest, comes: bool) -> Result<Finding, StoreError> {
+    let mut blob = match store.get_fetched(Get::whole(tree, Accept::Identity), comes).await {
+        Ok(Some(blob)) => blob,
+        Ok(None) | Err(StoreError::Lost { .. }) => return Ok(Finding::Lacks(tree)),
+        Err(error) => return Err(error),
+    };
+    let mut scanner = DirectoryScanner::new(Shape::Tree);
+    let mut files = Vec::new();
+    loop {
+        let piece = match blob.next_piece().await {
+            Ok(Some(piece)) => piece,
+            Ok(None) => break,
+            Err(StoreError::Lost { .. }) => return Ok(Finding::Lacks(tree)),
+            Err(error) => return Err(error),
+        };
+        let scanned = scanner.push(&piece, |node| match node {
+            Node::File(digest) => files.push(digest),
+            Node::Directory(_) => {}
+        });
+        if scanned.is_err() {
+            return Ok(Finding::Unfit);
+        }
+        if files.len() >= limits::CHECK_DIGESTS_MAX {
+            let found = check_blobs(store, std::mem::take(&mut files)).await?;
+            if found != Finding::Complete {
+                return Ok(found);
+            }
+        }
+    }
+    if scanner.finish().is_err() {
+        return Ok(Finding::Unfit);
+    }
+    check_blobs(store, files).await
 }
 
 /// The memory of a walk that takes turns with others. The turn goes back with the memory while a backend is asked, so that
@@ -226,6 +254,14 @@ impl<S: Store> Store for Complete<S> {
 
     fn scoped(&self, scope: &Scope) -> Self {
         Self { inner: self.inner.scoped(scope), walks: self.walks.clone() }
+    }
+
+    fn for_check(&self) -> Self {
+        Self { inner: self.inner.for_check(), walks: self.walks.clone() }
+    }
+
+    async fn is_absent(&self, digest: Digest) -> Result<bool, StoreError> {
+        self.inner.is_absent(digest).await
     }
 
     async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {

@@ -26,6 +26,10 @@ impl<S: Store> Store for Empty<S> {
         Self(self.0.scoped(scope))
     }
 
+    fn for_check(&self) -> Self {
+        Self(self.0.for_check())
+    }
+
     async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
         if !digests.iter().any(Digest::is_empty) {
             return self.0.find_missing(digests).await;
@@ -33,6 +37,10 @@ impl<S: Store> Store for Empty<S> {
         let real = digests.iter().copied().filter(|digest| !digest.is_empty()).collect();
         let mut missing = self.0.find_missing(real).await?.into_iter();
         Ok(digests.iter().map(|digest| !digest.is_empty() && missing.next().unwrap_or(true)).collect())
+    }
+
+    async fn is_absent(&self, digest: Digest) -> Result<bool, StoreError> {
+        Ok(!digest.is_empty() && self.0.is_absent(digest).await?)
     }
 
     async fn size_of(&self, hash: Hash, purpose: Purpose) -> Result<Option<u64>, StoreError> {

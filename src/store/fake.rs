@@ -13,7 +13,11 @@ use crate::rt::local::Local;
 
 /// Clones share the content.
 #[derive(Clone)]
-pub struct FakeStore(Local<State>);
+pub struct FakeStore {
+    state: Local<State>,
+    /// The number of the check that it is for, from 1 on; 0: for none.
+    check: usize,
+}
 
 /// What the store holds, what it was asked, and how it shall behave.
 #[derive(Default)]
@@ -39,8 +43,14 @@ pub struct State {
     pub hanging: HashSet<Digest>,
     /// A backend says of these that they come.
     pub coming: HashSet<Digest>,
+    /// A backend does not answer whether it has these.
+    pub unsure: HashSet<Digest>,
     /// How many `fetch`es there were.
     pub fetches: usize,
+    /// How many checks there were.
+    pub checks: usize,
+    /// For which check each `find_missing` and each `fetch` of a blob asked, in order.
+    pub asked_for: Vec<usize>,
     /// How many `get`s there were.
     pub gets: usize,
     /// How many `put`s and opened uploads there were.
@@ -64,14 +74,14 @@ pub fn digest_of(data: &[u8]) -> Digest {
 
 impl Default for FakeStore {
     fn default() -> Self {
-        Self(Local::new(State::default()))
+        Self { state: Local::new(State::default()), check: 0 }
     }
 }
 
 impl FakeStore {
     /// Looks at the state, or turns a knob.
     pub fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
-        self.0.with(work)
+        self.state.with(work)
     }
 
     /// Stores a blob and returns its digest.
@@ -169,11 +179,24 @@ impl Store for FakeStore {
         self.clone()
     }
 
+    fn for_check(&self) -> Self {
+        let check = self.with(|state| {
+            state.checks += 1;
+            state.checks
+        });
+        Self { check, ..self.clone() }
+    }
+
+    async fn is_absent(&self, digest: Digest) -> Result<bool, StoreError> {
+        Ok(self.with(|state| !state.blobs.contains_key(&digest) && !state.unsure.contains(&digest)))
+    }
+
     async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
         self.trouble()?;
         Ok(self.with(|state| {
             let missing = digests.iter().map(|d| !d.is_empty() && !state.blobs.contains_key(d)).collect();
             state.asked.push(digests);
+            state.asked_for.push(self.check);
             missing
         }))
     }
@@ -223,7 +246,10 @@ impl Store for FakeStore {
         self.with(|state| state.fetches += 1);
         match wanted {
             Wanted::Blob(digest) if self.with(|state| state.hanging.contains(&digest)) => std::future::pending().await,
-            Wanted::Blob(digest) => Ok(self.with(|state| state.coming.contains(&digest))),
+            Wanted::Blob(digest) => Ok(self.with(|state| {
+                state.asked_for.push(self.check);
+                state.coming.contains(&digest)
+            })),
             Wanted::Action(_) => Ok(false),
         }
     }

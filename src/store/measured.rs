@@ -97,6 +97,14 @@ impl<S: Store> Store for Measured<S> {
         Self { inner: self.inner.scoped(scope), counts: self.counts.clone() }
     }
 
+    fn for_check(&self) -> Self {
+        Self { inner: self.inner.for_check(), counts: self.counts.clone() }
+    }
+
+    async fn is_absent(&self, digest: Digest) -> Result<bool, StoreError> {
+        self.inner.is_absent(digest).await
+    }
+
     async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
         let missing = self.inner.find_missing(digests).await?;
         let misses = missing.iter().filter(|missing| **missing).count() as u64;

@@ -370,8 +370,14 @@ pub trait Store: Clone + 'static {
 
     /// The same store, for the blobs of `scope`.
     fn scoped(&self, scope: &Scope) -> Self;
+    /// The same store, for the questions of one check that begins now: they wait for a backend for `existence_timeout` all
+    /// together, and what it does not say or bring by then counts as missing. A blob comes when all of it is here.
+    fn for_check(&self) -> Self;
     /// For each digest whether it is missing, in order. Present blobs count as used.
     async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError>;
+    /// Whether a blob that was missing just now surely is: not here, and not in a backend, which has said so lately. Asks no
+    /// backend.
+    async fn is_absent(&self, digest: Digest) -> Result<bool, StoreError>;
     /// The size of the blob with this hash, for clients that do not know it (HTTP). `None` is a miss; a hit counts as use.
     /// A backend is asked for what is not here: who calls this should hold no memory that others want.
     async fn size_of(&self, hash: Hash, purpose: Purpose) -> Result<Option<u64>, StoreError>;
@@ -405,8 +411,12 @@ pub trait Store: Clone + 'static {
     }
     /// Stores or replaces, for a client of `instance`.
     async fn action_put(&self, key: ActionKey, data: Bytes, instance: InstanceTag) -> Result<(), StoreError>;
-    /// Drops the entry if it is still this version.
+    /// Drops the entry if it is still this version, and no backend is to get it yet.
     async fn action_drop(&self, key: ActionKey, version: u64) -> Result<(), StoreError>;
+    /// Drops an entry whose blob `missing` was not to be had, unless a backend only did not answer.
+    async fn action_drop_lacking(&self, key: ActionKey, version: u64, missing: Digest) -> Result<(), StoreError> {
+        if self.is_absent(missing).await? { self.action_drop(key, version).await } else { Ok(()) }
+    }
     /// Removes for good: when it returns, nothing brings back what was there. It takes as long as it takes.
     async fn purge(&self, purge: Purge) -> Result<Purged, StoreError>;
     /// What is in a body of zstd that is to be looked at before it is stored: exactly `raw_len` bytes.

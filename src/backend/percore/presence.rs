@@ -1,5 +1,7 @@
 //! Whether a backend has a blob, and how large it is, without reading it.
 
+use std::time::Instant;
+
 use super::{Backend, cas_key};
 use crate::backend::counts::Operation;
 use crate::backend::s3::{HEAD_TIME, S3Error};
@@ -16,9 +18,9 @@ use crate::rt::join::for_each_bounded;
 use crate::rt::local::{Event, Local};
 
 impl Backend {
-    /// Which of these blobs the backend has, as far as it says within the time allowed; what it does not say counts as
-    /// absent. While the breaker is not closed that is all, known or not: nobody could read them.
-    pub async fn present(&self, digests: &[Digest], scope: &Scope) -> Vec<bool> {
+    /// Which of these blobs the backend has, as far as it says within the time allowed, or by `until`; what it does not say
+    /// counts as absent. While the breaker is not closed that is all, known or not: nobody could read them.
+    pub async fn present(&self, digests: &[Digest], scope: &Scope, until: Option<Instant>) -> Vec<bool> {
         let (now, bucket) = (self.now(), self.bucket(scope));
         self.note_unnamed(scope, Operation::Contains);
         let mut present = vec![false; digests.len()];
@@ -42,7 +44,7 @@ impl Backend {
         }
         let (found, ended) = (Local::new(present), Event::default());
         let (left, waited) = (Local::new(unknown.len()), ended.wait());
-        let until = rt::time::now() + self.0.patience.get().existence;
+        let until = until.unwrap_or_else(|| rt::time::now() + self.existence_timeout());
         // Why apart: who asks waits for a while only, but the answers are worth having, and the breaker must learn of a
         // store that gives none. Checks that have not begun by then are not made.
         let name = |at: usize| Upload { kind: ObjectKind::Cas, digest: digests[at], scope: scope.clone() };
@@ -73,6 +75,13 @@ impl Backend {
         found.with(|found| found.clone())
     }
 
+    /// Whether it is known that the backend has no such blob, which it has said itself, or is never asked.
+    pub fn lacks(&self, digest: &Digest, scope: &Scope) -> bool {
+        let (_, key) = scope.cas_key(&digest.hash);
+        let known = self.bucket(scope).existence.with(|existence| existence.get(&key, self.now()));
+        known == Some(false) || digest.size > self.0.settings.max_proxy_blob_size
+    }
+
     async fn exists(&self, name: &Upload) -> bool {
         let one = &*self.0;
         let Some(ticket) = one.view.with(|view| view.admit()) else { return false };
@@ -100,7 +109,7 @@ impl Backend {
         if known == Some(false) || bucket.is_wrong(key, name.digest.size) {
             return None;
         }
-        let until = rt::time::now() + self.0.patience.get().existence;
+        let until = rt::time::now() + self.existence_timeout();
         let (reply, answer) = channel::reply();
         let (backend, name) = (self.clone(), name.clone());
         // Why apart: as above.

@@ -116,6 +116,14 @@ impl Store for SlowStore {
         Self { fake: self.fake.scoped(scope), ..self.clone() }
     }
 
+    fn for_check(&self) -> Self {
+        Self { fake: self.fake.for_check(), ..self.clone() }
+    }
+
+    async fn is_absent(&self, digest: Digest) -> Result<bool, StoreError> {
+        self.fake.is_absent(digest).await
+    }
+
     async fn find_missing(&self, digests: Vec<Digest>) -> Result<Vec<bool>, StoreError> {
         self.pass().await;
         self.fake.find_missing(digests).await

@@ -88,7 +88,7 @@ fn a_wrong_body_is_refused() {
                     assert!(matches!(error, StoreError::BadZstd { .. }), "{error}");
                 }
             }
-            assert_eq!(worker.find_missing(&[digest]).await, [true]);
+            assert_eq!(worker.find_missing(&[digest], None).await, [true]);
         }
         disk.with(|state| {
             assert_eq!((state.frames_in_flight, state.small.len(), state.large.len()), (0, 0, 0));
@@ -116,7 +116,7 @@ fn presence_and_size_come_before_the_body() {
         assert_eq!(put(b"nonsense").await, Ok(PutOutcome::AlreadyPresent));
         disk.with(|state| state.max_blob_len = 5);
         assert_eq!(put(b"nonsense").await, Err(StoreError::BlobTooLarge { digest, max: 5 }));
-        assert_eq!(worker.find_missing(&[digest, digest_of(b"another")]).await, [false, true]);
+        assert_eq!(worker.find_missing(&[digest, digest_of(b"another")], None).await, [false, true]);
     });
 }
 
@@ -349,7 +349,7 @@ fn ram_does_not_outlive_the_disk() {
             assert!(worker.action_get(key).await.expect("no error").is_some());
             assert_eq!(disk.with(|state| state.reads), reads, "served from RAM");
             disk.with(|state| state.small.clear());
-            assert_eq!(worker.find_missing(&[digest]).await, [true]);
+            assert_eq!(worker.find_missing(&[digest], None).await, [true]);
             assert!(worker.get(Get::whole(digest, Accept::Identity)).await.expect("no error").is_none());
             assert!(worker.action_get(key).await.expect("no error").is_none());
             assert_eq!(worker.stats().ram.entries, 0);
