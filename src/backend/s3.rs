@@ -405,8 +405,8 @@ impl Client {
                         }
                         Verdict::Throttled => {
                             (self.0.hooks.on_throttle)();
-                            let asked = response.header("retry-after").and_then(s3_message::parse_retry_after);
-                            (Reason::Throttled { retry_after: asked }, S3Error::Throttled { status, code })
+                            let retry_after = self.retry_after(&response);
+                            (Reason::Throttled { retry_after }, S3Error::Throttled { status, code })
                         }
                         Verdict::Transient => (Reason::Transient, S3Error::Server { status, code, message }),
                         Verdict::Denied => return Err(S3Error::Denied { status, code, message }),
@@ -508,6 +508,12 @@ impl Client {
     fn difference(&self, response: &Response) -> Option<i64> {
         let theirs = parse_http_date(response.header("date")?)?;
         Some(theirs as i64 - rt::time::unix_seconds() as i64)
+    }
+
+    fn retry_after(&self, response: &Response) -> Option<Duration> {
+        let apart = self.difference(response).unwrap_or(self.0.skew.get());
+        let theirs = rt::time::unix_seconds().saturating_add_signed(apart);
+        s3_message::parse_retry_after(response.header("retry-after")?, theirs)
     }
 
     fn learn_clock(&self, response: &Response) {

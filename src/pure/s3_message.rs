@@ -5,7 +5,7 @@ use std::time::Duration;
 use quick_xml::Reader;
 use quick_xml::events::Event;
 
-use super::civil_time::parse_rfc3339;
+use super::civil_time::{parse_http_date, parse_rfc3339};
 use super::secret::Secret;
 use super::sigv4::Credentials;
 
@@ -108,9 +108,13 @@ fn is_region(name: &str) -> bool {
 /// The longest region's name that is believed; AWS' longest has 14 bytes.
 const REGION_LEN_MAX: usize = 64;
 
-/// `Retry-After` in seconds. A date there is not read: the clocks may differ, and our own ladder is good enough.
-pub fn parse_retry_after(value: &str) -> Option<Duration> {
-    value.trim().parse().ok().map(Duration::from_secs)
+/// `Retry-After`, seconds or a date, as a wait from `now` on: seconds since 1970 by the clock of who answered.
+///
+/// Source: RFC 9110, 10.2.3.
+pub fn parse_retry_after(value: &str, now: u64) -> Option<Duration> {
+    let value = value.trim();
+    let seconds = value.parse().ok().or_else(|| Some(parse_http_date(value)?.saturating_sub(now)));
+    seconds.map(Duration::from_secs)
 }
 
 /// Calls `visit` with the path of element names and the text of each element that has text.
@@ -279,8 +283,24 @@ mod tests {
             let moved = ErrorBody { region: region.into(), ..code("AuthorizationHeaderMalformed") };
             assert_eq!(judge(Read, 400, &moved), Verdict::Permanent, "{region}");
         }
-        assert_eq!(parse_retry_after(" 7 "), Some(Duration::from_secs(7)));
-        assert_eq!(parse_retry_after("Sun, 06 Nov 1994 08:49:37 GMT"), None);
+    }
+
+    /// Goal: both forms of `Retry-After` are waits, a date that has passed none at all, and nonsense says nothing. Method: examples
+    /// of each, dates around a moment.
+    #[test]
+    fn retry_after() {
+        let moment = 784_111_777;
+        let wait = |value: &str| parse_retry_after(value, moment).map(|wait| wait.as_secs());
+        assert_eq!((wait(" 7 "), wait("0"), wait("99999999999")), (Some(7), Some(0), Some(99_999_999_999)));
+        assert_eq!(wait("Sun, 06 Nov 1994 08:49:37 GMT"), Some(0));
+        assert_eq!(wait("Sun, 06 Nov 1994 08:50:00 GMT "), Some(23));
+        assert_eq!(wait("Sun, 06 Nov 1994 08:49:36 GMT"), Some(0));
+        assert_eq!(wait("Thu, 01 Jan 1970 00:00:00 GMT"), Some(0));
+        for nonsense in
+            ["", "soon", "-1", "1.5", "18446744073709551616", "Sun, 06 Nov 1994 08:50:00", "1994-11-06T08:50:00Z"]
+        {
+            assert_eq!(wait(nonsense), None, "{nonsense}");
+        }
     }
 
     /// Goal: documents are read as S3 writes them. Method: one of each kind, with entities, namespaces and blanks.

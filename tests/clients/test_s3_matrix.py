@@ -3,6 +3,7 @@ Method: the fault store, one fault at a time, each crossed with reads, existence
 
 import concurrent.futures
 import contextlib
+import email.utils
 import threading
 import time
 
@@ -207,13 +208,19 @@ def test_conflicts_of_what_is_new(store, client, server):
 
 
 def test_retry_after(store, client, server):
-    """An upload waits as long as the store asks; a read, for which somebody waits, takes it for a no."""
+    """An upload waits as long as the store asks, in seconds or by a date; a read, for which somebody waits, takes it for a no."""
     store.fault, store.times, store.retry_after = 503, 1, "3"
     content = unique(4000)
     upload(client, content)
     until(lambda: outcome(server, "created") == 1, "the upload")
     assert gaps(of_key(store, "PUT", content))[0] > 2.98
-    store.fault, store.times = 503, None
+    # Dates are whole seconds, and a while passes until the answer.
+    store.fault, store.times, store.retry_after = 503, 1, email.utils.formatdate(time.time() + 6, usegmt=True)
+    other = unique(4000)
+    upload(client, other)
+    until(lambda: outcome(server, "created") == 2, "the other upload")
+    assert 2 < gaps(of_key(store, "PUT", other))[0] < 6 + SLACK_S
+    store.fault, store.times, store.retry_after = 503, None, "3"
     asked = put_object(store, 100)
     with fails(Code.NOT_FOUND):
         read(client, asked)
