@@ -114,4 +114,18 @@ mod tests {
             assert!(!existence.is_empty());
         }
     }
+
+    /// Goal: each kind of answer is believed for its own time to the last moment and no longer, counted from when it was learned
+    /// last. Method: looks around the end of each, and an answer that is learned again.
+    #[test]
+    fn answers_expire() {
+        let (mut existence, hash, moment) = (Existence::new(LIMITS), Hash([1; 32]), Duration::from_nanos(1));
+        for (present, keep) in [(true, LIMITS.present), (false, LIMITS.absent)] {
+            for begun in [0, 7, 500].map(Duration::from_secs) {
+                existence.learn(hash, present, begun);
+                assert_eq!(existence.get(&hash, begun + keep - moment), Some(present));
+                assert_eq!(existence.get(&hash, begun + keep), None);
+            }
+        }
+    }
 }

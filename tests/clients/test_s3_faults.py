@@ -238,6 +238,19 @@ def test_existence_checks_are_bounded(store, server):
         assert 1.5 < time.monotonic() - begun < 2 + SLACK_S
 
 
+def test_an_absence_is_believed_for_a_while(store, fresh):
+    """What a store did not have a moment ago is missing without a question; what it has got meanwhile is found soon."""
+    server = fresh(cores="1", **store.flags())
+    content = unique(1000)
+    with Client(server.address) as client:
+        begun = time.monotonic()
+        assert client.missing(digest(content))
+        store.objects[blob_key(content.hash)] = casblob(content.bytes())
+        until(lambda: not client.missing(digest(content)), "it is found")
+        assert time.monotonic() - begun > 4.9
+    assert store.count("HEAD", blob_key(content.hash)) == 2
+
+
 def test_writes_do_not_ask_the_store(store, server):
     store.fault = "silent"
     with Client(server.address) as client:
