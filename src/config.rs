@@ -88,7 +88,7 @@ pub struct Flags {
     /// The largest blob that clients may upload, in bytes or such as 512M. Default: what the cache can hold.
     #[arg(long, default_value_t = i64::MAX as u64, hide_default_value = true, value_parser = blob_len)]
     max_blob_size: u64,
-    /// How long calls in flight may take to end after SIGTERM or SIGINT, such as 30s.
+    /// How long calls in flight, and then uploads to stores, may take to end after SIGTERM or SIGINT, both together, such as 30s.
     #[arg(long, help_heading = LIFE, default_value = "30s", value_parser = duration)]
     shutdown_timeout: Duration,
     /// One line on stdout for each request, or none.

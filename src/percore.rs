@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use crate::access::{Access, Passwords, Rules};
 use crate::activity::Activity;
@@ -290,15 +289,16 @@ pub async fn run(kit: Kit) {
     notifier.stopping();
     health.set(false);
     server.drain();
-    let shutdown_timeout = live.get().shutdown_timeout;
-    if rt::time::timeout(shutdown_timeout, server.drained()).await.is_err() {
+    // One for calls and uploads, which end side by side.
+    let end = rt::time::sleep(live.get().shutdown_timeout).at();
+    if let Either::Right(()) = rt::time::race(server.drained(), rt::time::deadline(end)).await {
         tracing::warn!(core, "calls in flight did not end within --shutdown_timeout and are cut");
         server.abort();
         let _ = rt::time::timeout(limits::CUT_TIME, server.drained()).await;
     }
     if let Some((_, owner)) = &backends {
         // Why no time for who is taken over: clients wait, and the other process does what is owed.
-        owner.drain(if offer.is_taken() { Duration::ZERO } else { shutdown_timeout }).await;
+        owner.drain(if offer.is_taken() { rt::time::now() } else { end }).await;
     }
     quiet.pass().await;
     if let Some((all, owner)) = &backends {

@@ -172,10 +172,8 @@ impl Owner {
         }
     }
 
-    /// Waits for the uploads that are ready or run, as long as `time` allows, and starts no further ones: they are left to the
-    /// next start.
-    pub async fn drain(&self, time: Duration) {
-        let end = rt::time::now() + time;
+    /// Waits until `end` for the uploads that are ready or run, and starts no further ones: they are left to the next start.
+    pub async fn drain(&self, end: Instant) {
         for owned in self.0.iter() {
             let _ = rt::time::race(owned.drained(), rt::time::deadline(end)).await;
             owned.0.draining.set(true);

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 import peer
+from bucket import blob_key
 from content import unique
 from peer import Peer
 from reapi import BYTE_STREAM, CAPABILITIES, Client, blob_name, message, upload_name, write_requests
@@ -114,6 +115,27 @@ def test_the_wait_is_bounded(fresh):
         assert 1.5 < time.monotonic() - started < 10
         with pytest.raises(grpc.RpcError):
             upload.result(timeout=20)
+
+
+def test_calls_and_uploads_share_the_wait(fresh, store):
+    """A call that does not end and an upload that a store does not answer: both have the same time, and the upload is owed."""
+    limit = 6
+    server = fresh(shutdown_timeout=str(limit), cores="1", http_address="127.0.0.1:0", **store.flags())
+    until(lambda: "the backend answers" in server.log, "the look at the store")
+    store.fault, store.methods = "silent", ("PUT",)
+    content = unique(3000)
+    with Client(server.address) as client:
+        client.write(upload_name(content.hash, content.size), content.chunks())
+        until(lambda: store.count("PUT") == 1, "the upload runs")
+        held_upload(client, unique(6 * MIB), 3)
+        started = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert server.wait(40) == 0
+        assert limit - 0.5 < time.monotonic() - started < 2 * limit - 1
+    assert "uploads are left to the next start" in server.log
+    store.heal()
+    server.start()
+    until(lambda: blob_key(content.hash) in store.objects, "the upload")
 
 
 @pytest.mark.parametrize("first, second", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGINT)])
