@@ -250,8 +250,8 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
 /// `--check_config`: all that a start looks at before it takes the directory and the ports.
 fn check(flags: Flags) -> Result<(), Failure> {
     let config = flags.resolve()?;
-    geometry::check_size(config.max_size)?;
-    geometry::look(&config.dir)?;
+    let shards = geometry::look(&config.dir, config.max_size)?;
+    memory_plan(&config, shards)?;
     if let Some(files) = &config.tls {
         files.read()?;
     }
@@ -263,7 +263,11 @@ fn check(flags: Flags) -> Result<(), Failure> {
 
 /// `--print_config`.
 fn print(flags: Flags, effective: &Effective) -> Result<(), Failure> {
-    let text = config::print::yaml(effective, &flags.resolve()?.derived());
+    let config = flags.resolve()?;
+    // Why no error: whoever looks for what is wrong wants to see all that is known.
+    let shards = geometry::look(&config.dir, config.max_size).ok();
+    let plan = shards.and_then(|shards| memory_plan(&config, shards).ok());
+    let text = config::print::yaml(effective, &config.derived(plan.as_ref().map(writes_fit)));
     std::io::stdout().write_all(text.as_bytes()).map_err(Failure::Print)
 }
 

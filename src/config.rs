@@ -5,6 +5,7 @@
 
 mod access;
 mod backends;
+mod derived;
 pub mod effective;
 mod file;
 mod foreign;
@@ -297,20 +298,6 @@ pub struct Config {
     pub trusted_callers: Option<trust::TrustedCallers>,
 }
 
-impl Config {
-    /// Values of settings that follow from the machine where nobody gives them, by flag.
-    pub fn derived(&self) -> [(&'static str, String); 6] {
-        [
-            ("dir", self.dir.display().to_string()),
-            ("max_size", (self.max_size as f64 / (1u64 << 30) as f64).to_string()),
-            ("cores", self.cores.len().to_string()),
-            ("memory_limit", self.memory_limit.to_string()),
-            ("ram_cache", self.ram_cache.to_string()),
-            ("grpc_initial_window_size", self.stream_window.to_string()),
-        ]
-    }
-}
-
 /// A setting that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -368,7 +355,7 @@ impl Flags {
     pub fn resolve(self) -> Result<Config, ConfigError> {
         let dir = dir_or_default(self.dir)?;
         let max_size = size_or_default(self.max_size, &dir)?;
-        let memory_limit = self.memory_limit.unwrap_or_else(|| crate::rt::cores::memory_available() / 2);
+        let memory_limit = self.memory_limit.unwrap_or_else(|| crate::rt::cores::memory_available().0 / 2);
         if memory_limit < limits::MEMORY_LIMIT_MIN {
             return Err(ConfigError::MemoryLimit(memory_limit));
         }

@@ -2,12 +2,13 @@
 
 use std::fmt::Write as _;
 
+use super::derived::Derived;
 use super::effective::{Effective, Entry, Source};
 use super::names::SECTIONS;
 use super::{foreign, names};
 
-/// The text for `--print_config`. `derived` has the values of settings that follow from the machine. Secrets are not in it.
-pub fn yaml(effective: &Effective, derived: &[(&str, String)]) -> String {
+/// The text for `--print_config`. Secrets are not in it.
+pub fn yaml(effective: &Effective, derived: &[Derived]) -> String {
     let mut text = String::new();
     let sections = std::iter::once(None).chain(SECTIONS.iter().map(|(section, _)| Some(*section)));
     for section in sections {
@@ -19,14 +20,22 @@ pub fn yaml(effective: &Effective, derived: &[(&str, String)]) -> String {
         }
         for entry in entries {
             let indent = if section.is_some() { "  " } else { "" };
-            let known = derived.iter().find(|(flag, _)| *flag == entry.flag).map(|(_, value)| value.as_str());
+            let known = derived.iter().find(|derived| derived.flag == entry.flag);
             let key = names::key(&entry.flag).1;
-            let source = source(&entry.source);
-            let _ = match (&entry.value, known) {
-                (Some(_), _) if entry.is_secret => writeln!(text, "{indent}# {key}: (secret)  # {source}"),
-                (Some(value), _) => writeln!(text, "{indent}{key}: {}  # {source}", scalar(value)),
-                (None, Some(value)) => writeln!(text, "{indent}{key}: {}  # {source}, for this machine", scalar(value)),
-                (None, None) => writeln!(text, "{indent}# {key}:  # {source}"),
+            let mut source = source(&entry.source);
+            let given = entry.value.as_deref();
+            let known = known.filter(|known| given.is_none() || given == known.same);
+            let follows = known.and_then(|known| known.value.as_deref());
+            if let (Some(_), Some(follows)) = (given, follows) {
+                let _ = write!(source, ", which means {follows}");
+            }
+            if let Some(reason) = known.map(|known| known.reason).filter(|reason| !reason.is_empty()) {
+                let _ = write!(source, ": {reason}");
+            }
+            let _ = match given.or(follows) {
+                Some(_) if entry.is_secret => writeln!(text, "{indent}# {key}: (secret)  # {source}"),
+                Some(value) => writeln!(text, "{indent}{key}: {}  # {source}", scalar(value)),
+                None => writeln!(text, "{indent}# {key}:  # {source}"),
             };
         }
     }
@@ -48,7 +57,7 @@ fn scalar(value: &str) -> String {
         && value.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
         && !value.eq_ignore_ascii_case("null");
     let is_number = value.len() < 19 && !value.starts_with('0') && value.chars().all(|c| c.is_ascii_digit());
-    if is_word || is_number {
+    if is_word || is_number || value == "0" {
         return value.to_owned();
     }
     let mut quoted = String::from("\"");
@@ -81,13 +90,31 @@ mod tests {
         let odd = "a \"b\" \\ : # \u{1} null";
         let empty = tempfile::NamedTempFile::new().expect("a file");
         let config = format!("--config_file={}", empty.path().display());
-        let args =
-            [&config, &format!("--s3.prefix={odd}"), "--s3.bucket=null", "--gcs_proxy.bucket=g", "--max_size=007"];
+        let prefix = format!("--s3.prefix={odd}");
+        let args = [
+            &config,
+            &prefix,
+            "--s3.bucket=null",
+            "--gcs_proxy.bucket=g",
+            "--max_size=007",
+            "--max_inflight_cas_writes=0",
+        ];
         let variables = [("RINGCAS_S3_SECRET_ACCESS_KEY", "hush"), ("BAZEL_REMOTE_ACK", "durable")];
         let outcome = read(&args, &variables);
-        let text = yaml(&outcome.effective, &[("dir", "/d".to_owned()), ("ack", "wrong".to_owned())]);
+        let derived = [
+            Derived::new("dir", "/d", "below HOME"),
+            Derived { same: Some("0"), ..Derived::new("max_inflight_cas_writes", 7, "as many as fit") },
+            Derived::new("max_size", 9, "half of what is free"),
+            Derived::new("log_level", "info", ""),
+            Derived::of_no_value("unix_socket_mode", "what the umask leaves"),
+        ];
+        let text = yaml(&outcome.effective, &derived);
         let has = |line: &str| assert!(text.lines().any(|l| l == line), "no line {line} in\n{text}");
-        has("dir: \"/d\"  # default, for this machine");
+        has("dir: \"/d\"  # default: below HOME");
+        has("max_inflight_cas_writes: 0  # flag, which means 7: as many as fit");
+        has("max_size: \"007\"  # flag");
+        has("log_level: info  # default");
+        has("# unix_socket_mode:  # default: what the umask leaves");
         has("ack: durable  # BAZEL_REMOTE_ACK");
         has("  # secret_access_key: (secret)  # RINGCAS_S3_SECRET_ACCESS_KEY");
         has("  bucket: \"null\"  # flag");
@@ -102,7 +129,7 @@ mod tests {
             let own = own.filter(|entry| !skip.contains(&entry.flag.as_str()));
             own.map(|entry| (entry.flag.clone(), entry.value.clone())).collect()
         };
-        let skip = ["config_file", "dir"];
+        let skip = ["config_file", "dir", "log_level"];
         assert_eq!(own(&again, &skip), own(&outcome, &skip));
     }
 }

@@ -300,13 +300,24 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     })
 }
 
+/// Whose memory it is that bounds this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryOf {
+    Machine,
+    Cgroup,
+}
+
 /// Memory that this process may use, in bytes: the machine's, or the cgroup's limit when that is lower.
-pub fn memory_available() -> u64 {
+pub fn memory_available() -> (u64, MemoryOf) {
     // SAFETY: sysconf takes no pointers.
     let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
     let machine = u64::try_from(pages).unwrap_or(0).saturating_mul(u64::try_from(page).unwrap_or(0));
     let read = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    cgroup_dirs().iter().filter_map(|dir| read(&format!("{dir}/memory.max"))).fold(machine, u64::min)
+    let cgroup = cgroup_dirs().iter().filter_map(|dir| read(&format!("{dir}/memory.max"))).min();
+    match cgroup {
+        Some(cgroup) if cgroup < machine => (cgroup, MemoryOf::Cgroup),
+        _ => (machine, MemoryOf::Machine),
+    }
 }
 
 /// The directories of this process's cgroup (version 2) and of all above it.

@@ -316,6 +316,30 @@ def test_precedence_and_slips(home):
     assert code == 2 and "ringcas stats --dir" in log
 
 
+def test_what_follows_is_printed(home, fresh):
+    """What nobody has set is printed with what it follows from, and is what a start then has."""
+    place = ["--dir", str(home / "cache"), "--memory_limit=256M"]
+    for given, source in [([], "default"), (["--max_inflight_cas_writes=0"], "flag, which means {}")]:
+        code, out, log = run(*place, *given, "--print_config", XDG_CACHE_HOME=str(home))
+        assert code == 0, log
+        printed = effective(out)
+        assert printed["ram_cache"] == (str(64 << 20), "default: a quarter of memory_limit")
+        slots, why = printed["max_inflight_cas_writes"]
+        if given:
+            assert slots == "0"
+            slots = re.search(r"means (\d+)", why)[1]
+        assert why == source.format(slots) + ": as many as memory_limit has room for"
+        assert printed["memory_limit"] == ("256M", "flag") and printed["max_size"][1].startswith("default: ")
+        server = fresh(memory_limit="256M", max_size=None, http_address="127.0.0.1:0")
+        assert f"CAS writes: {slots} in flight at a time" in server.log
+        server.stop()
+    printed = effective(run("--print_config", XDG_CACHE_HOME=str(home))[1])
+    assert printed["dir"] == (str(home / "ringcas"), "default: below XDG_CACHE_HOME")
+    assert printed["memory_limit"][1] in ("default: half of the machine's memory", "default: half of what the cgroup may use")
+    code, _, log = run("--check_config", "--dir", str(home / "cache"), "--memory_limit=64M")
+    assert code == 1 and "too few for" in log, "a start would end so"
+
+
 def test_one_protocol_may_be_off(home, fresh):
     """`none`, as bazel-remote has it for gRPC; a server must have something to serve."""
     code, _, log = run("--dir", str(home), "--grpc_address=none", "--http_address=none", "--check_config")
