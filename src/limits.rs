@@ -262,7 +262,11 @@ pub const HTTP_DRAIN_TIME: Duration = Duration::from_secs(5);
 pub const EPOCHS_REMEMBERED: usize = 32;
 /// Scrapes that may wait for one core, and how long one waits for all of them.
 pub const METRICS_ASKS_MAX: usize = 16;
-pub const METRICS_COLLECT_TIME: Duration = Duration::from_millis(60);
+pub const METRICS_COLLECT_TIME: Duration = Duration::from_millis(40);
+/// How long `/status` and `/metrics` take at most, while cores do not answer: one who asks may have to wait for a collection that was
+/// begun before, and then for his own; the rest is for writing the answer.
+pub const METRICS_ANSWER_TIME: Duration = Duration::from_millis(100);
+const _: () = assert!(2 * METRICS_COLLECT_TIME.as_millis() + 20 <= METRICS_ANSWER_TIME.as_millis());
 
 // One core's shard worker.
 

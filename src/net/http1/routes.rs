@@ -215,10 +215,14 @@ fn page(method: &Method, exchange: Exchange) -> Response<Body> {
 fn figures<S>(
     server: &Server<S>,
     content_type: HeaderValue,
-    figures: Bytes,
+    figures: Option<Bytes>,
     method: &Method,
     mut exchange: Exchange,
 ) -> Response<Body> {
+    let Some(figures) = figures else {
+        let reason = "the figures could not be made; the server's log says why".to_owned();
+        return text(StatusCode::INTERNAL_SERVER_ERROR, reason, exchange);
+    };
     let Some(apart) = server.settings.purse.apart_for(figures.len() as u64, Rank::First) else {
         let reason = "answers that their clients do not take have all of the memory that they may".to_owned();
         return text(StatusCode::SERVICE_UNAVAILABLE, reason, exchange);
