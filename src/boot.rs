@@ -365,21 +365,13 @@ fn announce_memory(config: &Config, plan: &MemoryPlan, write_slots: u32, max_siz
         share(Use::Windows),
         mib(plan.parked()),
     );
-    let (index_max, foreseen) = (plan.index_max(), max_size / limits::ENTRY_LEN_EXPECTED * limits::INDEX_ENTRY_LEN);
+    let (index_max, foreseen) = (plan.index_max(), index_foreseen(max_size));
     tracing::info!(
         "index: grows out of what is for peers, which has room for {} million entries; a full cache with blobs of {} KiB needs {} MiB",
         index_max / limits::INDEX_ENTRY_LEN / 1_000_000,
         limits::ENTRY_LEN_EXPECTED >> 10,
         mib(foreseen),
     );
-    if foreseen > index_max / 2 {
-        tracing::warn!(
-            "--max_size {max_size}: the index of a full cache takes about {} MiB, more than half of the {} that --memory_limit has for it \
-             and for clients: raise --memory_limit, or lower --max_size",
-            mib(foreseen),
-            mib(index_max),
-        );
-    }
     tracing::info!(
         "at most: a connection {} KiB, {} KiB for each 16 calls that it has had at a time, and {} KiB once it has sent much at a time; an open call {} KiB besides its messages, an upload {} KiB, a read {} KiB; \
          windows: {} KiB a stream, 64 to {} KiB a connection",
@@ -397,12 +389,32 @@ fn announce_memory(config: &Config, plan: &MemoryPlan, write_slots: u32, max_siz
         config.write_queue_wait,
         word(config.write_shed_status),
     );
-    let fit = writes_fit(plan);
-    if write_slots > fit {
-        tracing::warn!(
-            "--max_inflight_cas_writes {write_slots}: --memory_limit has room for {fit} large ones at a time"
-        );
+    memory_warnings(plan, write_slots, max_size).iter().for_each(|warning| tracing::warn!("{warning}"));
+}
+
+/// The length of the index of a full cache, in bytes.
+fn index_foreseen(max_size: u64) -> u64 {
+    max_size / limits::ENTRY_LEN_EXPECTED * limits::INDEX_ENTRY_LEN
+}
+
+/// Settings that the memory limit is too small for.
+fn memory_warnings(plan: &MemoryPlan, write_slots: u32, max_size: u64) -> Vec<String> {
+    let (index_max, foreseen, fit) = (plan.index_max(), index_foreseen(max_size), writes_fit(plan));
+    let mut warnings = Vec::new();
+    if foreseen > index_max / 2 {
+        warnings.push(format!(
+            "--max_size {max_size}: the index of a full cache takes about {} MiB, more than half of the {} that --memory_limit has for it \
+             and for clients: raise --memory_limit, or lower --max_size",
+            foreseen >> 20,
+            index_max >> 20,
+        ));
     }
+    if write_slots > fit {
+        warnings.push(format!(
+            "--max_inflight_cas_writes {write_slots}: --memory_limit has room for {fit} large ones at a time"
+        ));
+    }
+    warnings
 }
 
 /// Who is let in, and how.
@@ -480,4 +492,30 @@ fn announce(config: &Config, plan: &MemoryPlan, write_slots: u32, volume: &Volum
     let [grpc, http] =
         [grpc, http].map(|address| address.map_or_else(|| "none".to_owned(), |address| address.to_string()));
     tracing::info!("listening: grpc={grpc} http={http}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a start warns of a cache whose index, and of write slots whose uploads, the memory limit is too small for, and of
+    /// nothing else. Method: sizes and slots on both sides of what fits.
+    #[test]
+    fn warns_of_what_memory_is_too_small_for() {
+        let plan = MemoryPlan::new(1 << 30, 256 << 20, 0, 2, 64).expect("enough");
+        let entries = plan.index_max() / 2 / limits::INDEX_ENTRY_LEN;
+        let (size, slots) = (entries * limits::ENTRY_LEN_EXPECTED, writes_fit(&plan));
+        assert!(slots > 100 && size > 100 << 30, "a server of 1 GiB is of use");
+        assert_eq!(memory_warnings(&plan, slots, size), Vec::<String>::new());
+        let larger = size + limits::ENTRY_LEN_EXPECTED;
+        let [index] = &memory_warnings(&plan, slots, larger)[..] else { panic!("one") };
+        assert!(index.contains(&format!("--max_size {larger}:")) && index.contains("raise --memory_limit"), "{index}");
+        let [writes] = &memory_warnings(&plan, slots + 1, size)[..] else { panic!("one") };
+        assert!(writes.contains(&format!("--max_inflight_cas_writes {}:", slots + 1)), "{writes}");
+        assert!(writes.contains(&format!("room for {slots} large")), "{writes}");
+        assert_eq!(memory_warnings(&plan, slots + 1, larger), [index.as_str(), writes]);
+        // The default number of slots is what fits.
+        let small = MemoryPlan::new(limits::MEMORY_LIMIT_MIN, 0, 0, 1, 4).expect("enough");
+        assert_eq!(memory_warnings(&small, writes_fit(&small), limits::MAX_SIZE_MIN), Vec::<String>::new());
+    }
 }

@@ -253,7 +253,10 @@ pub async fn run(kit: Kit) {
             changing.apply(&live);
         }
     });
-    rt::spawn(follow_index(disk.clone(), budget.clone(), index_purse, is_first, shutdown.clone()));
+    let indexed = disk.clone();
+    // One core tells it for all.
+    let told = is_first.then(|| IndexRoom::new(budget.plan().index_max()));
+    rt::spawn(follow_index(move || indexed.index_bytes(), budget.clone(), index_purse, told, shutdown.clone()));
     let counting = Rc::new(Counting {
         core,
         load,
@@ -393,32 +396,65 @@ async fn orphans(config: &Config) -> Vec<(String, usize)> {
 /// Tells the budget how long this core's part of the index is, until the end begins.
 ///
 /// Why by looking: entries come and go with each write, and what is left for clients need not be right at every moment.
-async fn follow_index(disk: Disk, budget: Budget, purse: Purse, is_first: bool, shutdown: Shutdown) {
-    let (mib, max) = (|bytes: u64| bytes >> 20, budget.plan().index_max());
-    let (mut is_half, mut is_over) = (false, false);
+async fn follow_index(
+    index_bytes: impl Fn() -> u64,
+    budget: Budget,
+    purse: Purse,
+    mut told: Option<IndexRoom>,
+    shutdown: Shutdown,
+) {
     loop {
-        purse.set_index(disk.index_bytes());
-        let index = budget.index();
-        let told = is_first && (index > max && !is_over || index > max / 2 && !is_half);
-        (is_half, is_over) = (is_half || index > max / 2, is_over || index > max);
-        if told {
-            let remedy = "raise --memory_limit, or lower --max_size";
-            match is_over {
-                true => tracing::error!(
-                    "the index takes {} MiB, and --memory_limit has room for {}: the process takes more than its limit: {remedy}",
-                    mib(index),
-                    mib(max),
-                ),
-                false => tracing::warn!(
-                    "the index takes {} MiB, more than half of what --memory_limit has for it and for clients ({}): {remedy}",
-                    mib(index),
-                    mib(max),
-                ),
-            }
+        purse.set_index(index_bytes());
+        match told.as_mut().and_then(|told| told.look(budget.index())) {
+            Some(Fill::Over(text)) => tracing::error!("{text}"),
+            Some(Fill::Half(text)) => tracing::warn!("{text}"),
+            None => {}
         }
         if let Either::Right(()) = rt::time::race(rt::time::sleep(limits::INDEX_LOOK), shutdown.wait()).await {
             return;
         }
+    }
+}
+
+/// Says how far the index has filled its room, each thing once.
+struct IndexRoom {
+    /// Bytes.
+    max: u64,
+    is_half_told: bool,
+    is_over_told: bool,
+}
+
+/// What is to be told of the index.
+#[derive(Debug, PartialEq, Eq)]
+enum Fill {
+    /// More than half of its room is taken.
+    Half(String),
+    /// More than there is.
+    Over(String),
+}
+
+impl IndexRoom {
+    fn new(max: u64) -> Self {
+        Self { max, is_half_told: false, is_over_told: false }
+    }
+
+    /// What is new of an index of so many bytes.
+    fn look(&mut self, index: u64) -> Option<Fill> {
+        let (taken, room) = (index >> 20, self.max >> 20);
+        let remedy = "raise --memory_limit, or lower --max_size";
+        if index > self.max && !self.is_over_told {
+            (self.is_half_told, self.is_over_told) = (true, true);
+            return Some(Fill::Over(format!(
+                "the index takes {taken} MiB, and --memory_limit has room for {room}: the process takes more than its limit: {remedy}"
+            )));
+        }
+        if index > self.max / 2 && !self.is_half_told {
+            self.is_half_told = true;
+            return Some(Fill::Half(format!(
+                "the index takes {taken} MiB, more than half of what --memory_limit has for it and for clients ({room}): {remedy}"
+            )));
+        }
+        None
     }
 }
 
@@ -449,4 +485,58 @@ async fn report(reporter: Reporter, counting: Weak<Counting>) {
         true
     };
     reporter.run(source).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::pure::memory_plan::MemoryPlan;
+    use crate::rt::cores::block_on;
+
+    /// Goal: what the index takes of its room is told once when it is more than half and once when it is too much, with what to do.
+    /// Method: an index that grows and shrinks, slowly and at once.
+    #[test]
+    fn the_index_is_told_once() {
+        let mut room = IndexRoom::new(100 << 20);
+        assert_eq!([0, 50, 49].map(|mib| room.look(mib << 20)), [None, None, None]);
+        let Some(Fill::Half(text)) = room.look(51 << 20) else { panic!("it is more than half") };
+        assert!(text.contains("takes 51 MiB") && text.contains("(100)") && text.contains("--memory_limit"), "{text}");
+        assert_eq!([52, 10, 60, 100].map(|mib| room.look(mib << 20)), [None, None, None, None]);
+        let Some(Fill::Over(text)) = room.look(101 << 20) else { panic!("it is too much") };
+        assert!(text.contains("takes 101 MiB") && text.contains("room for 100"), "{text}");
+        assert_eq!([200, 10, 60, 200].map(|mib| room.look(mib << 20)), [None, None, None, None]);
+        let mut room = IndexRoom::new(100 << 20);
+        assert!(matches!(room.look(300 << 20), Some(Fill::Over(_))));
+        assert_eq!([60, 300].map(|mib| room.look(mib << 20)), [None, None], "that it is half is no news any more");
+    }
+
+    /// Goal: what each core's index takes is what the budget leaves to clients less, for as long as the core runs. Method: two
+    /// followers of an index that grows and shrinks; the clock says when they look again.
+    #[test]
+    fn the_budget_follows_the_index() {
+        block_on(async {
+            let plan = MemoryPlan::new(1 << 30, 0, 0, 2, 64).expect("enough");
+            let (budget, shutdown) = (Budget::new(plan, 2), Shutdown::new());
+            let running = rt::gate::Gate::default();
+            let lens = [3 << 20, 5 << 20].map(|len| Rc::new(Cell::new(len)));
+            for len in &lens {
+                let (len, purse) = (len.clone(), budget.purse(false));
+                running.spawn(follow_index(move || len.get(), budget.clone(), purse, None, shutdown.clone()));
+            }
+            let follows = async |expected: u64| {
+                while budget.index() != expected {
+                    rt::time::yield_to_reactor().await;
+                }
+            };
+            let patience = Duration::from_secs(60);
+            rt::time::timeout(patience, follows(8 << 20)).await.expect("it is told at once");
+            lens[0].set(1 << 20);
+            lens[1].set(9 << 20);
+            rt::time::timeout(patience, follows(10 << 20)).await.expect("it is told again");
+            shutdown.trigger();
+            rt::time::timeout(patience, running.wait_empty()).await.expect("they end");
+        });
+    }
 }
