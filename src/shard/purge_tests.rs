@@ -65,6 +65,25 @@ fn a_purge_that_is_not_synced_is_not_acknowledged() {
     });
 }
 
+/// Goal: a purge holds whose tomb could not be written where it was to stand: the segment keeps the record. Method: one failing
+/// write under a purge, then a copy as a crash would leave it.
+#[test]
+fn a_tomb_that_is_written_elsewhere_removes_what_stays() {
+    let dir = directory();
+    block_on(async {
+        let world = World::open(dir.path(), 64, 1, Ack::Flushed).await;
+        let blob = Blob::action(1, 0, 500);
+        world.put(&blob).await.expect("stored");
+        let faults = fail_next(Operation::Write, 1, EIO);
+        assert_eq!(world.of(&blob.key).purge(&[blob.key]).await, Ok(vec![true]));
+        drop(faults);
+        assert_eq!(world.stats().write_errors, 1);
+        let copy = crash_copy(dir.path());
+        let other = World::open(copy.path(), 64, 1, Ack::Buffered).await;
+        assert!(!other.of(&blob.key).contains(&blob.key));
+    });
+}
+
 /// Goal: a purged key does not come back when the segment of its tomb has long been freed, while the segment of its record
 /// stays because it is full of what is used; nor when it was stored anew after the purge, and that was evicted. Method: the first
 /// segments are filled with blobs that are used all the time, and the keys among them; then the cache is filled several times

@@ -3,17 +3,18 @@
 mod reclaims;
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use super::*;
 use crate::limits::CHUNK_LEN;
 use crate::pure::shard_map::{ShardId, ShardMap};
 use crate::rt::cores::block_on;
 use crate::rt::faults::{Operation, plan};
-use crate::rt::time::yield_to_reactor;
+use crate::rt::time::timeout;
 use crate::shard::disk_tests::{Blob, World, crash_copy, directory};
 
-/// More turns of the reactor than anything here takes.
-const TURNS_MAX: usize = 5000;
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Disk {
     /// All that was stored up to now is on the drive.
@@ -31,15 +32,19 @@ impl Disk {
         self.0.own_shards().map(|shard| shard.state.with(taken)).sum()
     }
 
-    /// Waits until so many chunks are taken. False when that does not come.
-    async fn comes_to_chunks(&self, taken: u32) -> bool {
-        for _ in 0..TURNS_MAX {
-            if self.chunks_taken() == taken {
-                return true;
+    /// Waits until so many chunks are taken. Whoever gives some back says so to their shard.
+    async fn comes_to_chunks(&self, key: &Key, taken: u32) -> bool {
+        let (shard, _) = self.locate(key).expect("on this core");
+        let come = async {
+            loop {
+                let changed = shard.changed.wait();
+                if self.chunks_taken() == taken {
+                    return;
+                }
+                changed.await;
             }
-            yield_to_reactor().await;
-        }
-        false
+        };
+        timeout(PATIENCE, come).await.is_ok()
     }
 
     fn first_chunk(&self, key: &Key) -> Option<u32> {
@@ -52,6 +57,57 @@ impl Disk {
 fn of_first_shard(map: ShardMap, from: u64, len: u64) -> impl Iterator<Item = Blob> {
     let blobs = (from..).map(move |number| Blob::cas(number, len));
     blobs.filter(move |blob| map.shard_of(&blob.key.hash) == ShardId(0))
+}
+
+/// Goal: what is being written is known as that, its segment is not reclaimed meanwhile, and a footer is not written before what it
+/// lists. Method: all that is looked at when a write begins: of records, and of the footers of a full segment and a checkpoint.
+#[test]
+fn what_is_being_written_is_known() {
+    let dir = directory();
+    block_on(async {
+        let world = World::open(dir.path(), 64, 1, Ack::Buffered).await;
+        let disk = &world.disks[0];
+        let blobs: Vec<Blob> = of_first_shard(world.map, 0, 60_000).take(30).collect();
+        let keys: Vec<Key> = blobs.iter().map(|blob| blob.key).collect();
+        let (shard, _) = disk.locate(&keys[0]).expect("on this core");
+        // Writes of records, writes of footers, and what was wrong at one.
+        let seen: Rc<Cell<(u32, u32, u32)>> = Rc::default();
+        let (noted, watched, log) = (seen.clone(), disk.clone(), shard.clone());
+        let faults = plan(move |operation, offset| {
+            if operation != Operation::Write {
+                return None;
+            }
+            let (mut records, mut footers, mut wrong) = noted.get();
+            let layout = watched.0.layout;
+            let (segment, start) = layout.split(offset);
+            wrong += u32::from(!log.state.with(|state| state.log.is_busy(segment)));
+            let is_footer = start + DISK_ALIGN as u32 == layout.segment_len;
+            footers += u32::from(is_footer);
+            for (_, tag) in keys.iter().filter_map(|key| watched.locate(key).ok()) {
+                let found = log.state.with(|state| {
+                    let location = state.index.get(tag)?.location();
+                    Some((location * RECORD_ALIGN as u64, state.log.pending(layout, location).is_some()))
+                });
+                let Some((position, is_pending)) = found else { continue };
+                if is_footer && layout.split(position).0 == segment {
+                    wrong += u32::from(is_pending);
+                } else if position == offset {
+                    records += 1;
+                    wrong += u32::from(!is_pending);
+                }
+            }
+            noted.set((records, footers, wrong));
+            None
+        });
+        for blob in &blobs {
+            world.put(blob).await.expect("stored");
+        }
+        disk.0.checkpoint(&shard).await;
+        disk.flushed().await;
+        drop(faults);
+        let (records, footers, wrong) = seen.get();
+        assert!(records > 2 && footers == 2 && wrong == 0, "{:?}", seen.get());
+    });
 }
 
 /// Goal: where the tags of two keys meet, each is told from the other by its whole key, and what is there is not harmed. Method:
@@ -155,7 +211,7 @@ fn chunks_are_kept_until_their_blobs_end_is_on_the_drive() {
                 _ => world.put(&Blob::action(1, 1, 300_000)).await.map(|_| before),
             };
             let left = left.expect("it goes well");
-            assert!(disk.comes_to_chunks(left).await, "{way}");
+            assert!(disk.comes_to_chunks(&long.key, left).await, "{way}");
             drop(faults);
             assert_eq!(taken.get(), before + left, "{way}: given back too early");
         });
@@ -191,12 +247,12 @@ fn a_dropped_writer_gives_back_each_chunk() {
             if closes {
                 let (codec, raw_len, origin) = (Codec::Raw, key.size, Origin::default());
                 writer.close(Closing { codec, raw_len, pieces: false, origin }).await.expect("stored");
-                assert!(disk.comes_to_chunks(len.div_ceil(CHUNK_LEN) as u32).await, "{len} bytes");
+                assert!(disk.comes_to_chunks(&key, len.div_ceil(CHUNK_LEN) as u32).await, "{len} bytes");
                 assert_eq!(disk.remove(&key, None).await, Ok(true));
             } else {
                 drop(writer);
             }
-            assert!(disk.comes_to_chunks(0).await, "{} are left of {len} bytes", disk.chunks_taken());
+            assert!(disk.comes_to_chunks(&key, 0).await, "{} are left of {len} bytes", disk.chunks_taken());
             // What is on its way ends before the plan does.
             disk.flushed().await;
             assert_eq!(untaken.get(), 0, "{len} bytes were written to chunks that were free");
@@ -219,7 +275,7 @@ fn chunks_belong_to_the_last_commit_that_names_them() {
         world.put(&gone).await.expect("stored");
         let (chunks, first) = (disk.chunks_taken(), disk.first_chunk(&gone.key));
         assert_eq!(disk.remove(&gone.key, None).await, Ok(true));
-        assert!(disk.comes_to_chunks(chunks / 2).await);
+        assert!(disk.comes_to_chunks(&gone.key, chunks / 2).await);
         world.put(&last).await.expect("stored");
         assert_eq!(disk.first_chunk(&last.key), first, "it was to get the same chunks");
         let copy = crash_copy(dir.path());

@@ -12,7 +12,7 @@ use crate::pure::eviction::{Lease, Order, Outcome};
 use crate::pure::recency::Epoch;
 use crate::pure::segment::HEAD_LEN;
 use crate::rt::channel::{Receiver, Sender, bounded};
-use crate::rt::faults::EIO;
+use crate::rt::faults::{EIO, fail_next};
 use crate::shard::geometry;
 use crate::shard::pool::{FromPool, ToPool};
 
@@ -281,5 +281,24 @@ fn an_evicted_blob_keeps_its_chunks_until_its_tomb_is_on_the_drive() {
         drop(faults);
         assert_eq!((least.get(), hand.disk().chunks_taken()), (before, 0));
         assert!(!hand.world.has(&blob).await);
+    });
+}
+
+/// Goal: a segment that could not be written to is not used again. Method: a write to it fails, which is made good elsewhere; then it is
+/// reclaimed.
+#[test]
+fn a_segment_that_failed_is_retired() {
+    let dir = directory();
+    block_on(async {
+        let mut hand = ByHand::open(dir.path(), Ack::Flushed).await;
+        let mut blobs = hand.blobs(0);
+        let [one, two] = std::array::from_fn(|_| blobs.next().expect("without end"));
+        hand.world.put(&one).await.expect("stored");
+        let faults = fail_next(Operation::Write, 1, EIO);
+        hand.world.put(&two).await.expect("stored elsewhere");
+        drop(faults);
+        assert_eq!((hand.segment_of(&one.key), hand.segment_of(&two.key)), (0, 1));
+        assert_eq!(hand.reclaim(0, Epoch::FIRST, false).await, Outcome::Retired);
+        check(&hand.world, &[one, two], &[]).await;
     });
 }
