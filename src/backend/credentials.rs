@@ -241,7 +241,7 @@ impl Keeper {
             (true, None) => return Err(format!("{url} needs TLS, for which there is no trusted authority")),
         };
         let host = target.authority();
-        let pool = Pool::new(target, tls, PoolTimes { recycle: None, idle_max: 0 });
+        let pool = Pool::new(target, tls, PoolTimes::ONCE);
         let request = || {
             let mut request = Request::builder().method(method.clone()).uri(path.as_str()).header("host", &host);
             for (name, value) in headers {

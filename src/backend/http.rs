@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -228,18 +229,44 @@ struct Inner {
 pub struct PoolTimes {
     /// An older one is not used again, so that a change of addresses is seen; `None` for no such limit.
     pub recycle: Option<Duration>,
-    /// Idle ones that are kept.
+    /// Idle ones that are kept, and for how long.
     pub idle_max: usize,
+    pub idle: Duration,
+    /// What a name, a connection and its TLS may take.
+    pub connect: Duration,
+}
+
+impl PoolTimes {
+    /// Of a connection that is for one request.
+    pub const ONCE: Self = Self { recycle: None, idle_max: 0, idle: IDLE, connect: CONNECT };
 }
 
 #[derive(Default)]
 struct Addresses {
-    found: Vec<std::net::SocketAddr>,
+    found: Vec<SocketAddr>,
     until: Option<Instant>,
     /// Which one is next.
     next: usize,
     /// The lookup that runs, for all who wait: a resolver that hangs keeps one thread, whoever asks how often.
     lookup: Option<Rc<Lookup>>,
+}
+
+impl Addresses {
+    fn in_turn(&mut self) -> Vec<SocketAddr> {
+        self.next = self.next.wrapping_add(1);
+        let mut all = self.found.clone();
+        let first = self.next.checked_rem(all.len()).unwrap_or(0);
+        all.rotate_left(first);
+        all
+    }
+
+    /// Uses this one no more; when there is no other, the next connection looks the name up again.
+    fn leave_out(&mut self, address: SocketAddr) {
+        self.found.retain(|found| *found != address);
+        if self.found.is_empty() {
+            self.until = None;
+        }
+    }
 }
 
 #[derive(Default)]
@@ -327,9 +354,10 @@ impl Pool {
     }
 
     async fn connect(&self) -> Result<Connection, HttpError> {
-        let connected = rt::time::timeout(CONNECT, Box::pin(self.connect_some_time())).await;
+        let limit = self.0.times.connect;
+        let connected = rt::time::timeout(limit, Box::pin(self.connect_some_time())).await;
         connected.unwrap_or_else(|_| {
-            let source = io::Error::new(io::ErrorKind::TimedOut, format!("not within {} s", CONNECT.as_secs()));
+            let source = io::Error::new(ErrorKind::TimedOut, format!("not within {} s", limit.as_secs()));
             Err(HttpError::Connect { authority: self.0.target.authority(), source })
         })
     }
@@ -337,12 +365,7 @@ impl Pool {
     async fn connect_some_time(&self) -> Result<Connection, HttpError> {
         let target = &self.0.target;
         let authority = || target.authority();
-        let address = self.address().await?;
-        let socket = rt::tcp::connect(address).await.map_err(|source| {
-            // The next try looks the name up again.
-            self.0.addresses.with(|addresses| addresses.until = None);
-            HttpError::Connect { authority: authority(), source }
-        })?;
+        let socket = self.dial().await?;
         let stream = match &self.0.tls {
             None => Stream::Plain(socket),
             Some(tls) => {
@@ -363,8 +386,25 @@ impl Pool {
         Ok(Connection { sender, cut, born: now, idle_since: now })
     }
 
-    /// The addresses are looked up once in a while and used in turn.
-    async fn address(&self) -> Result<std::net::SocketAddr, HttpError> {
+    /// Connects to one address after the other until one takes the connection. Those that do not are left out until the name is
+    /// looked up again.
+    async fn dial(&self) -> Result<TcpConn, HttpError> {
+        let addresses = self.addresses().await?;
+        let count = addresses.len().min(DIALS_MAX);
+        let mut failure = io::Error::new(ErrorKind::NotFound, "its name has no address left");
+        for address in addresses.into_iter().take(count) {
+            match rt::time::timeout(self.0.times.connect / count as u32, rt::tcp::connect(address)).await {
+                Ok(Ok(socket)) => return Ok(socket),
+                Ok(Err(error)) => failure = error,
+                Err(_) => failure = io::Error::new(ErrorKind::TimedOut, format!("{} does not answer", address.ip())),
+            }
+            self.0.addresses.with(|addresses| addresses.leave_out(address));
+        }
+        Err(HttpError::Connect { authority: self.0.target.authority(), source: failure })
+    }
+
+    /// The addresses are looked up once in a while, and come first in turn.
+    async fn addresses(&self) -> Result<Vec<SocketAddr>, HttpError> {
         let now = rt::time::now();
         let known = self.0.addresses.with(|addresses| addresses.until.is_some_and(|until| now < until));
         if !known {
@@ -382,10 +422,7 @@ impl Pool {
                 return Err(HttpError::Resolve { host: self.0.target.host.clone(), source });
             }
         }
-        Ok(self.0.addresses.with(|addresses| {
-            addresses.next = addresses.next.wrapping_add(1);
-            addresses.found[addresses.next % addresses.found.len()]
-        }))
+        Ok(self.0.addresses.with(Addresses::in_turn))
     }
 
     async fn look_up(self, lookup: Rc<Lookup>) {
@@ -420,7 +457,7 @@ impl Pool {
     fn is_fit(&self, connection: &Connection) -> bool {
         let now = rt::time::now();
         let young = self.0.times.recycle.is_none_or(|most| now - connection.born < most);
-        young && now - connection.idle_since < IDLE && !connection.sender.is_closed()
+        young && now - connection.idle_since < self.0.times.idle && !connection.sender.is_closed()
     }
 
     fn keep(&self, mut connection: Connection) {
@@ -440,19 +477,21 @@ impl Pool {
     }
 }
 
-const IDLE: Duration = Duration::from_millis(BACKEND_IDLE_MS);
+pub const IDLE: Duration = Duration::from_millis(BACKEND_IDLE_MS);
 /// What a name, a connection and its TLS may take. Why not more: an upload has minutes for its bytes, not for this.
-const CONNECT: Duration = Duration::from_millis(BACKEND_HEAD_MS);
+pub const CONNECT: Duration = Duration::from_millis(BACKEND_HEAD_MS);
+/// Addresses of a name that are tried for one connection: those that do not answer share its time.
+const DIALS_MAX: usize = 3;
 /// What hyper reads at a time at most, in bytes.
 const READ_BUFFER_MAX: usize = 256 << 10;
 
 /// Closes connections whose idle time is over, as long as there are any.
 async fn sweep(pool: Pool) {
     while let Some(oldest) = pool.0.idle.with(|idle| idle.front().map(|connection| connection.idle_since)) {
-        rt::time::deadline(oldest + IDLE).await;
+        rt::time::deadline(oldest + pool.0.times.idle).await;
         let now = rt::time::now();
         let overdue: Vec<_> = pool.0.idle.with(|idle| {
-            let count = idle.iter().take_while(|connection| now - connection.idle_since >= IDLE).count();
+            let count = idle.iter().take_while(|connection| now - connection.idle_since >= pool.0.times.idle).count();
             idle.drain(..count).collect()
         });
         drop(overdue);

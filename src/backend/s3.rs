@@ -11,7 +11,9 @@ use bytes::Bytes;
 
 pub use self::put::{Condition, InMemory, PutOutcome, Source};
 use super::credentials::Holder;
-use super::http::{Body, HeaderMap, HttpError, Method, OutBody, Pool, PoolTimes, Request, Response, Uri};
+use super::http::{
+    Body, CONNECT, HeaderMap, HttpError, IDLE, Method, OutBody, Pool, PoolTimes, Request, Response, Uri,
+};
 use super::settings::{BackendSettings, Bucket, Dialect};
 use super::tls::Tls;
 use crate::limits::{BACKEND_ERROR_BODY_MAX, BACKEND_HEAD_MS, BACKEND_SPEED_FLOOR, WORK_SLICE_LEN};
@@ -206,7 +208,8 @@ impl Client {
         core: usize,
         hooks: Hooks,
     ) -> Self {
-        let times = PoolTimes { recycle: settings.conn_recycle, idle_max: settings.idle_conns_max };
+        let (recycle, idle_max) = (settings.conn_recycle, settings.idle_conns_max);
+        let times = PoolTimes { recycle, idle_max, idle: IDLE, connect: CONNECT };
         let region = match (settings.region.as_str(), settings.dialect) {
             ("", Dialect::S3) => DEFAULT_REGION,
             ("", Dialect::Google) => GOOGLE_REGION,

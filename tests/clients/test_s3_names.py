@@ -1,6 +1,7 @@
 """Goal: what hangs on a store's name: Google's way of speaking, and a name that moves to another address.
 Method: servers that find their stores by a hosts file of the test's own."""
 
+import contextlib
 import hashlib
 import hmac
 import re
@@ -10,7 +11,7 @@ import pytest
 
 from bucket import action_key, blob_key, casblob, from_casblob
 from content import unique
-from fault_s3 import ERROR, FaultStore
+from fault_s3 import ERROR, BlackHole, FaultStore
 from reapi import Client, blob_name, digest, digest_of, message, upload_name
 from test_s3_owed import is_idle, series
 from wait import until
@@ -154,3 +155,22 @@ def test_a_name_that_moves(fresh, tmp_path):
     finally:
         before.close()
         after.close()
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_name_with_a_dead_address(fresh, tmp_path, is_silent):
+    """One of a name's addresses refuses connections, or answers none: whichever a connection begins with, no read misses."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 store.test\n127.0.0.2 store.test\n")
+    with contextlib.ExitStack() as stack:
+        store = FaultStore()
+        stack.callback(store.close)
+        if is_silent:
+            stack.callback(BlackHole(store.port, "127.0.0.2").close)
+        server = fresh(hosts=hosts, http_address="127.0.0.1:0", **store.flags() | {"s3.endpoint": f"store.test:{store.port}"})
+        with Client(server.address) as client:
+            for _ in range(8):
+                content = put_object(store, 500)
+                assert client.read(blob_name(content.hash, content.size)) == content.bytes()
+                store.drop_connections()
+        assert series(server, "failures_total") == 0

@@ -357,10 +357,11 @@ class FaultStore:
 class BlackHole:
     """An address whose SYNs are never answered: a listener whose backlog is full."""
 
-    def __init__(self, port: int = 0):
+    def __init__(self, port: int = 0, host: str = "127.0.0.1"):
+        self.host = host
         self.listener = socket.socket()
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.listener.bind(("127.0.0.1", port))
+        self.listener.bind((host, port))
         self.listener.listen(0)
         self.port = self.listener.getsockname()[1]
         self.fillers = collections.deque()
@@ -368,12 +369,12 @@ class BlackHole:
             filler = socket.socket()
             filler.setblocking(False)
             with contextlib.suppress(BlockingIOError):
-                filler.connect(("127.0.0.1", self.port))
+                filler.connect((host, self.port))
             self.fillers.append(filler)
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def close(self) -> None:
         for filler in self.fillers:

@@ -7,9 +7,11 @@ use std::sync::mpsc;
 use futures_util::stream;
 
 use super::super::*;
+use crate::rt::channel::{self, ReplyTo};
 use crate::rt::cores::block_on;
 
-const TIMES: PoolTimes = PoolTimes { recycle: None, idle_max: 4 };
+const TIMES: PoolTimes =
+    PoolTimes { recycle: None, idle_max: 4, idle: Duration::from_secs(600), connect: Duration::from_secs(10) };
 
 fn listen() -> (TcpListener, Target) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -51,4 +53,90 @@ fn an_answer_outlives_its_connection() {
         assert_eq!(response.body.next().await.ok().flatten().as_deref(), Some(&b"no"[..]));
     });
     server.join().expect("it does not panic");
+}
+
+/// Answers each request with the number of its connection, from 0 on, and says when the first connection has ended.
+fn number_connections(listener: TcpListener, ended: ReplyTo<()>) {
+    let mut ended = Some(ended);
+    std::thread::spawn(move || {
+        for (number, connection) in listener.incoming().enumerate() {
+            let (mut connection, ended) = (connection.expect("a connection"), ended.take());
+            std::thread::spawn(move || {
+                let mut received = Vec::new();
+                let mut buf = [0; 4096];
+                while let Ok(len @ 1..) = connection.read(&mut buf) {
+                    received.extend_from_slice(&buf[..len]);
+                    if received.ends_with(b"\r\n\r\n") {
+                        received.clear();
+                        let answer = format!("HTTP/1.1 200 X\r\nContent-Length: 1\r\n\r\n{number}");
+                        connection.write_all(answer.as_bytes()).expect("it is open");
+                    }
+                }
+                ended.into_iter().for_each(|ended| ended.send(()));
+            });
+        }
+    });
+}
+
+/// The number of the connection that a request came in by.
+async fn ask(pool: &Pool) -> Result<Bytes, HttpError> {
+    let request = || Request::get("/").header("host", "x").body(OutBody::empty()).expect("a request");
+    let mut response = pool.send(request).await?;
+    let number = response.body.next().await?.expect("a body");
+    assert_eq!(response.body.next().await?, None);
+    Ok(number)
+}
+
+/// Goal: a connection is used again while it is young in idleness; when that time is over it is closed, whether or not anybody
+/// asks for something, and not before. Method: a long time and a short one, and a server that sees the end.
+#[test]
+fn idle_connections_are_closed() {
+    for (idle_ms, next) in [(600_000, "0"), (20, "1")] {
+        block_on(async {
+            let (listener, target) = listen();
+            let (ended, has_ended) = channel::reply();
+            number_connections(listener, ended);
+            let idle = Duration::from_millis(idle_ms);
+            let pool = Pool::new(target, None, PoolTimes { idle, ..TIMES });
+            let begun = rt::time::now();
+            assert_eq!(ask(&pool).await.expect("an answer"), "0");
+            if next == "1" {
+                has_ended.recv().await.expect("the server sees the end");
+                assert!(begun.elapsed() >= idle && pool.0.idle.with(|idle| idle.is_empty()));
+            }
+            assert_eq!(ask(&pool).await.expect("an answer"), next);
+        });
+    }
+}
+
+/// Goal: one connection is enough for a name one of whose addresses takes it, whichever comes first; the others are not tried
+/// again until the next lookup, and that comes when none is left. Method: a name whose addresses the test chooses, with and
+/// without the one that has a server.
+#[test]
+fn every_address_has_its_turn() {
+    block_on(async {
+        let (listener, target) = listen();
+        let (ended, _has_ended) = channel::reply();
+        number_connections(listener, ended);
+        let at = |last: u8| SocketAddr::from(([127, 0, 0, last], target.port));
+        for turn in 0..3 {
+            let pool = Pool::new(target.clone(), None, PoolTimes::ONCE);
+            let until = Some(rt::time::now() + Duration::from_secs(600));
+            let set =
+                |found: Vec<_>| pool.0.addresses.with(|addresses| (addresses.found, addresses.until) = (found, until));
+            let found = || pool.0.addresses.with(|addresses| (addresses.found.clone(), addresses.until));
+            pool.0.addresses.with(|addresses| addresses.next = turn);
+            set(vec![at(2), at(1), at(3)]);
+            ask(&pool).await.expect("an answer");
+            let refused = (turn + 1..turn + 4).map(|place| [2, 1, 3][place % 3]).take_while(|last| *last != 1);
+            let refused: Vec<_> = refused.map(at).collect();
+            assert_eq!(found(), ([at(2), at(1), at(3)].into_iter().filter(|a| !refused.contains(a)).collect(), until));
+            set(vec![at(2), at(3)]);
+            let error = ask(&pool).await.expect_err("nobody is there").to_string();
+            assert!(error.contains("refused"), "{error}");
+            assert_eq!(found(), (vec![], None));
+            // The name is an address, so it is looked up without a resolver.
+            ask(&pool).await.expect("an answer");
+        }
+    });
 }
