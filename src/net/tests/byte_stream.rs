@@ -163,6 +163,29 @@ fn writes_may_be_cut_anywhere() {
     });
 }
 
+/// Goal: a client whose messages are the shortest there are keeps its connection, though nobody reads them for long. Method: a store
+/// that takes nothing until the client has used up its window, with a frame for each byte.
+#[test]
+fn a_window_of_the_shortest_messages_waits() {
+    with_server(async |harness| {
+        let blob = bytes(limits::HTTP2_STREAM_WINDOW as usize / limits::HTTP2_DATA_FRAME_LEN_LEAST);
+        let digest = digest_of(&blob);
+        harness.store.brake(|brake| brake.hold = true);
+        let mut client = harness.connect().await;
+        let mut call = client.start(WRITE, &[]).await;
+        let messages = upload(&write_name(digest), &blob, 1, 0);
+        let last = messages.len() - 1;
+        messages.iter().enumerate().for_each(|(at, message)| call.send(frame(message), at == last));
+        harness.until("the upload waits", || harness.store.brake(|brake| brake.waiting) == 1).await;
+        // Everybody who can do something, does it.
+        for _ in 0..1000 {
+            time::yield_once().await;
+        }
+        harness.store.brake(|brake| brake.hold = false);
+        assert_eq!(committed(&call.answer().await), blob.len() as i64);
+    });
+}
+
 /// Goal: every refusal of a Write (B2). Method: one stream for each rule; nothing may be stored.
 #[test]
 fn refuses_bad_writes() {
