@@ -256,7 +256,7 @@ fn check(flags: Flags) -> Result<(), Failure> {
         files.read()?;
     }
     if config.access.is_guarded() {
-        config.access.read()?;
+        config.access.read_aloud()?;
     }
     Ok(())
 }

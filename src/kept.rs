@@ -23,6 +23,18 @@ pub trait Source: Send + 'static {
 
     /// Reads the files. Blocks.
     fn read(&self) -> Result<Self::Value, Self::Error>;
+
+    /// What was read and can be used, but is likely not what was meant.
+    fn doubts(&self, _: &Self::Value) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Reads the files, and logs what is doubtful. Blocks.
+    fn read_aloud(&self) -> Result<Self::Value, Self::Error> {
+        let value = self.read()?;
+        self.doubts(&value).iter().for_each(|doubt| tracing::warn!("{doubt}"));
+        Ok(value)
+    }
 }
 
 /// Some files, and what was made of them last. Clones are the same.
@@ -84,7 +96,7 @@ impl<S: Source> Kept<S> {
     pub fn new(source: S) -> Result<(Self, Published<S::Value>), S::Error> {
         // Before the files are read: a change meanwhile is seen at the next look.
         let stamps = stamps(&source);
-        let published = Published::new(source.read()?);
+        let published = Published::new(source.read_aloud()?);
         let state = State { source, stamps, to: published.clone(), wrong: None, counts: Arc::default() };
         Ok((Self(Arc::new(Mutex::new(state))), published))
     }
@@ -93,7 +105,7 @@ impl<S: Source> Kept<S> {
     pub fn change(&self, source: S) -> Result<(), S::Error> {
         let mut state = self.lock();
         let stamps = stamps(&source);
-        let value = source.read()?;
+        let value = source.read_aloud()?;
         (state.source, state.stamps, state.wrong) = (source, stamps, None);
         state.to.publish(value);
         state.counts.done.fetch_add(1, Ordering::Relaxed);
@@ -130,7 +142,7 @@ impl<S: Source> Watched for Kept<S> {
             return;
         }
         state.stamps = stamps;
-        match state.source.read().map_err(|error| error.to_string()) {
+        match state.source.read_aloud().map_err(|error| error.to_string()) {
             Ok(value) => {
                 state.to.publish(value);
                 state.wrong = None;

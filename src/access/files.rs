@@ -74,6 +74,23 @@ impl Source for AccessFiles {
             challenge: schemes.join(", "),
         })
     }
+
+    /// Why no errors: users may be added to an empty file while the server runs, and who has emptied one wants everybody out.
+    fn doubts(&self, rules: &Rules) -> Vec<String> {
+        let nobody = match (rules.htpasswd.is_empty() && rules.tokens.is_empty() && !self.certificates, self.open_reads)
+        {
+            (false, _) => "",
+            (true, false) => ": no client is let in",
+            (true, true) => ": no client may write",
+        };
+        let files = [
+            ("--htpasswd_file", &self.htpasswd, rules.htpasswd.is_empty()),
+            ("--token_file", &self.tokens, rules.tokens.is_empty()),
+        ];
+        let empty = files.into_iter().filter(|(_, _, is_empty)| *is_empty);
+        let named = empty.filter_map(|(setting, path, _)| Some((setting, path.as_ref()?)));
+        named.map(|(setting, path)| format!("{setting} {}: nobody stands in it{nobody}", path.display())).collect()
+    }
 }
 
 impl Rules {

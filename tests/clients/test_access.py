@@ -528,6 +528,29 @@ def test_a_start_with_a_wrong_file_names_it(fresh, home, name, text, problem):
         assert secret not in last
 
 
+def test_a_file_that_names_nobody_is_told(fresh, home):
+    """At the start, at a check, when the file changes and on SIGHUP: the server runs, as users may be added."""
+    passwords, tokens = home / "empty-htpasswd", home / "empty-tokens"
+    passwords.write_text("# none yet\n")
+    tokens.write_text("")
+    told = f"--htpasswd_file {passwords}: nobody stands in it: no client is let in"
+    server = fresh(htpasswd_file=str(passwords))
+    assert told in server.log and ended(server, None, read) == Code.UNAUTHENTICATED
+    passwords.write_text(f"a:{credentials.apr1('new-pass')}\n")
+    until(lambda: ended(server, credentials.basic("a", "new-pass"), read) == Code.NOT_FOUND, "a user was added", 30)
+    for count, change in [(2, lambda: passwords.write_text("\n")), (3, lambda: server.signal(signal.SIGHUP))]:
+        change()
+        until(lambda: server.log.count(told) == count, "it is told again", 30)
+    assert ended(server, credentials.basic("a", "new-pass"), read) == Code.UNAUTHENTICATED
+    server.stop()
+    both = {"htpasswd_file": str(passwords), "token_file": str(tokens), "allow_unauthenticated_reads": "true"}
+    log = fresh(**both).log
+    assert all(f"{path}: nobody stands in it: no client may write" in log for path in (passwords, tokens))
+    tokens.write_text(f"write {TOKENS['write']}\n")
+    log = fresh(**both).log
+    assert f"{passwords}: nobody stands in it\n" in log and f"{tokens}: nobody" not in log
+
+
 def test_the_log_warns_only_where_nothing_protects(fresh, flags):
     free, guarded = fresh(grpc_address=":0"), fresh(**flags | {"grpc_address": ":0"})
     assert "can read and write this cache" in free.log
