@@ -270,9 +270,9 @@ impl Client {
         let known = self.0.region.with(|region| region.clone());
         let mut asked = self.ask_head(key, total).await;
         if let Err(S3Error::Refused { status: 301 | 400, .. }) = asked {
-            // The region may be wrong, and the answer to a HEAD has no document that would name the right one.
-            let _ = self.list("").await;
-            if self.0.region.with(|region| *region != known) {
+            // The region may be wrong, or the credentials have expired, and the answer to a HEAD has no document that would say so.
+            let listed = self.list("").await;
+            if listed.is_ok() || self.0.region.with(|region| *region != known) {
                 asked = self.ask_head(key, total).await;
             }
         }

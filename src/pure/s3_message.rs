@@ -75,7 +75,7 @@ pub fn judge(operation: Operation, status: u16, error: &ErrorBody) -> Verdict {
         | "BandwidthLimitExceeded"
         | "RequestThrottled" => return Verdict::Throttled,
         "RequestTimeout" | "RequestTimeoutException" | "InternalError" => return Verdict::Transient,
-        "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" => return Verdict::Expired,
+        "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" | "InvalidToken" => return Verdict::Expired,
         "RequestTimeTooSkewed" => return Verdict::Skewed,
         "AuthorizationHeaderMalformed" | "PermanentRedirect" | "IllegalLocationConstraintException"
             if is_region(&error.region) =>
@@ -261,6 +261,7 @@ mod tests {
             (Read, 403, &code("AccessDenied"), Verdict::Denied),
             (Read, 403, &code("RequestTimeTooSkewed"), Verdict::Skewed),
             (Read, 400, &code("ExpiredToken"), Verdict::Expired),
+            (Write, 400, &code("InvalidToken"), Verdict::Expired),
             (Write, 412, &code("PreconditionFailed"), Verdict::Exists),
             (Write, 304, &none, Verdict::Exists),
             (Write, 409, &code("ConditionalRequestConflict"), Verdict::Conflict),

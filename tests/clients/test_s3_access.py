@@ -11,7 +11,7 @@ import pytest
 
 from bucket import blob_key, casblob
 from content import unique
-from fault_s3 import FaultStore, self_signed
+from fault_s3 import ERROR, FaultStore, self_signed
 from reapi import Client, Code, blob_name, digest, fails, upload_name
 from server import StartError
 from wait import until
@@ -240,15 +240,18 @@ def test_web_identity(store, service, fresh, tmp_path, monkeypatch):
     assert signed_by(store, "AKWEB")
 
 
-def test_a_shared_file_and_expired_keys(store, fresh, tmp_path):
-    """Keys come from a profile. When the store calls them expired, the file is read again, and the request goes on."""
+@pytest.mark.parametrize("code", ["ExpiredToken", "InvalidToken"])
+@pytest.mark.parametrize("asks_first", [True, False])
+def test_a_shared_file_and_expired_keys(store, fresh, tmp_path, code, asks_first):
+    """Keys come from a profile. When the store calls them expired, the file is read again, and the request goes on; also an
+    existence check, to which the store can only say 400."""
     file = tmp_path / "credentials"
     file.write_text("[default]\naws_access_key_id=AKNO\naws_secret_access_key=x\n[p]\naws_access_key_id=AKONE\naws_secret_access_key=x\n")
     plain = store._answer
 
     def answer(connection, request):
         if store.objects and "Credential=AKONE/" in request.headers["authorization"]:
-            return store._send(connection, 400, b"<Error><Code>ExpiredToken</Code></Error>", request)
+            return store._send(connection, 400, ERROR.format(code).encode(), request)
         return plain(connection, request)
 
     store._answer = answer
@@ -260,6 +263,8 @@ def test_a_shared_file_and_expired_keys(store, fresh, tmp_path):
         assert signed_by(store, "AKONE")
         file.write_text(file.read_text().replace("AKONE", "AKTWO"))
         content = put_object(store)
+        if asks_first:
+            assert not client.missing(digest(content))
         assert read(client, content) == content.bytes()
         assert not client.missing(digest(content))
     assert "Credential=AKTWO/" in store.since(0, "GET")[-1].headers["authorization"]
