@@ -18,8 +18,8 @@ use crate::pure::s3_message::{self, Temporary};
 use crate::pure::secret::Secret;
 use crate::pure::sigv4::{Credentials, encode_query};
 use crate::pure::{aws_profile, document};
-use crate::rt;
 use crate::rt::local::{Event, Local};
+use crate::rt::{self, HandlerPanicked};
 
 /// A set of credentials, as it goes to every core.
 #[derive(Debug, Clone)]
@@ -124,6 +124,9 @@ const RETRY_S: u64 = 10;
 /// Of one call to a credential service.
 const SERVICE_TIME: Duration = Duration::from_secs(5);
 
+/// Credentials, where some are needed, and when they expire, in seconds since 1970.
+type Given = (Option<Credentials>, Option<u64>);
+
 impl Keeper {
     pub fn new(source: CredentialSource, region: &str, trust: Option<Trust>) -> Self {
         let region = if region.is_empty() { "us-east-1" } else { region };
@@ -133,7 +136,14 @@ impl Keeper {
     /// The next set, or why there is none, and after how long to call again; `None` when only an expiry makes that necessary.
     /// `refused` is the last generation that the backend called expired, 0 for none.
     pub async fn issue(&mut self, refused: u64) -> (Renewal, Option<Duration>) {
-        let got = match &self.source {
+        let got = rt::catch(self.ask_source()).await;
+        let got = got.unwrap_or_else(|HandlerPanicked| Err("their source could not be asked; the log says why".into()));
+        self.settle(got, refused, rt::time::unix_seconds())
+    }
+
+    /// What the source gives now, and when it expires, in seconds since 1970.
+    async fn ask_source(&self) -> Result<Given, String> {
+        match &self.source {
             CredentialSource::Anonymous => Ok((None, None)),
             CredentialSource::Static(credentials) => Ok((Some(credentials.clone()), None)),
             CredentialSource::File { path, profile } => {
@@ -144,17 +154,11 @@ impl Keeper {
                 let temporary = temporary.unwrap_or_else(|_| Err("the credential service does not answer".into()));
                 temporary.map(|temporary| (Some(temporary.credentials), Some(temporary.expires)))
             }
-        };
-        self.settle(got, refused, rt::time::unix_seconds())
+        }
     }
 
-    /// What follows from the answer of the source, which has an expiry in seconds since 1970.
-    fn settle(
-        &mut self,
-        got: Result<(Option<Credentials>, Option<u64>), String>,
-        refused: u64,
-        now: u64,
-    ) -> (Renewal, Option<Duration>) {
+    /// What follows from the answer of the source.
+    fn settle(&mut self, got: Result<Given, String>, refused: u64, now: u64) -> (Renewal, Option<Duration>) {
         let retry = Some(Duration::from_secs(RETRY_S));
         let valid = |last: Last| last.generation > refused && last.expires.is_none_or(|expires| now < expires);
         match got {

@@ -23,10 +23,10 @@ use crate::pure::breaker_view::Health;
 use crate::pure::digest::EMPTY;
 use crate::pure::shard_map::ShardMap;
 use crate::pure::upload_queue::{End, Ended, ObjectKind, Pushed, QueueLimits, Upload, UploadQueue};
-use crate::rt;
 use crate::rt::channel::{self, Receiver};
 use crate::rt::gate::Gate;
 use crate::rt::local::{Event, Local};
+use crate::rt::{self, HandlerPanicked};
 
 /// All that this core owns. Clones share it.
 #[derive(Clone)]
@@ -145,7 +145,7 @@ impl Owner {
             rt::spawn(one.clone().watch_breaker());
             rt::spawn(one.clone().dispatch());
             rt::spawn(one.clone().retry_owed());
-            rt::spawn(one.clone().look());
+            rt::spawn(rt::contain(one.clone().look()));
             all.push(one);
         }
         let owner = Self(Rc::new(all));
@@ -331,11 +331,12 @@ impl Owned {
             }
             Ok::<(), S3Error>(())
         };
-        let healthy = match rt::time::timeout(BREAKER.probe, asked).await {
-            Ok(Ok(())) => true,
+        // Why caught: while no probe ends, the breaker stays half-open.
+        let healthy = match rt::time::timeout(BREAKER.probe, rt::catch(asked)).await {
+            Ok(Ok(Ok(()))) => true,
             // Throttled or refused, it answers.
-            Ok(Err(error)) => error.health() != Health::Bad,
-            Err(_) => false,
+            Ok(Ok(Err(error))) => error.health() != Health::Bad,
+            Ok(Err(HandlerPanicked)) | Err(rt::time::Elapsed) => false,
         };
         let now = self.now();
         let act = self.0.breaker.with(|breaker| breaker.handle_probe(epoch, healthy, now));
