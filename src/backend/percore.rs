@@ -23,7 +23,7 @@ use crate::limits::{
 use crate::metrics::{Metric, Snapshot};
 use crate::pure::breaker_view::{BreakerView, Health, Ticket};
 use crate::pure::digest::Hash;
-use crate::pure::existence::{Existence, ExistenceLimits};
+use crate::pure::existence::{Existence, ExistenceLimits, Presence};
 use crate::pure::purge::Origin;
 use crate::pure::scope::{Scope, Selection};
 use crate::pure::upload_queue::{ObjectKind, Upload};
@@ -248,12 +248,15 @@ impl Backend {
                 one.counts.read_times.0.observe_time(begun.elapsed());
                 self.report(ticket, Health::Good);
                 if name.kind == ObjectKind::Cas {
-                    self.learn(name, false);
+                    self.learn(name, Presence::Absent);
                 }
                 None
             }
             Err(error) => {
                 one.counts.misses.count();
+                if name.kind == ObjectKind::Cas {
+                    self.learn_denied(name, &error);
+                }
                 self.failed(ticket, "read", &error);
                 None
             }
@@ -282,7 +285,7 @@ impl Backend {
                 self.report(ticket, Health::Good);
                 if upload.kind == ObjectKind::Cas {
                     bucket.wrong.with(|wrong| wrong.forget(cas_key(upload), upload.digest.size));
-                    self.learn(upload, true);
+                    self.learn(upload, Presence::Present);
                 }
                 match outcome {
                     PutOutcome::Created => UploadEnd::Created,
@@ -375,9 +378,15 @@ impl Backend {
         self.0.stop.wait().await;
     }
 
-    fn learn(&self, name: &Upload, present: bool) {
+    fn learn(&self, name: &Upload, presence: Presence) {
         let now = self.now();
-        self.bucket(&name.scope).existence.with(|existence| existence.learn(cas_key(name), present, now));
+        self.bucket(&name.scope).existence.with(|existence| existence.learn(cas_key(name), presence, now));
+    }
+
+    fn learn_denied(&self, name: &Upload, error: &S3Error) {
+        if matches!(error, S3Error::Denied { .. }) {
+            self.learn(name, Presence::Denied);
+        }
     }
 
     fn now(&self) -> Duration {

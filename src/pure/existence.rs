@@ -1,5 +1,4 @@
-//! What is known about the presence of objects in a backend: positive and negative answers, each with an expiry, in a
-//! bounded table.
+//! What a backend has said about the presence of objects: its answers, each with an expiry, in a bounded table.
 
 use std::time::Duration;
 
@@ -7,12 +6,22 @@ use rustc_hash::FxHashMap;
 
 use super::digest::Hash;
 
+/// What a backend has said of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Presence {
+    Present,
+    Absent,
+    /// We may not look: some stores say so of what they do not have, and every one when it has doubts about who asks.
+    Denied,
+}
+
 /// How long an answer is believed, and how many are kept.
 #[derive(Debug, Clone, Copy)]
 pub struct ExistenceLimits {
     /// At least 2.
     pub count: usize,
     pub present: Duration,
+    /// And denied.
     pub absent: Duration,
 }
 
@@ -27,7 +36,7 @@ pub struct Existence {
 
 #[derive(Debug, Clone, Copy)]
 struct Answer {
-    present: bool,
+    presence: Presence,
     /// On the caller's clock.
     until: Duration,
 }
@@ -38,18 +47,21 @@ impl Existence {
     }
 
     /// What is known of `hash` at `now` (time since any fixed point).
-    pub fn get(&self, hash: &Hash, now: Duration) -> Option<bool> {
+    pub fn get(&self, hash: &Hash, now: Duration) -> Option<Presence> {
         let answer = self.newer.get(hash).or_else(|| self.older.get(hash))?;
-        (now < answer.until).then_some(answer.present)
+        (now < answer.until).then_some(answer.presence)
     }
 
-    /// The backend said whether it has `hash`.
-    pub fn learn(&mut self, hash: Hash, present: bool, now: Duration) {
+    /// The backend said this of `hash`.
+    pub fn learn(&mut self, hash: Hash, presence: Presence, now: Duration) {
         if self.newer.len() >= self.limits.count / 2 && !self.newer.contains_key(&hash) {
             self.older = std::mem::take(&mut self.newer);
         }
-        let keep = if present { self.limits.present } else { self.limits.absent };
-        self.newer.insert(hash, Answer { present, until: now + keep });
+        let keep = match presence {
+            Presence::Present => self.limits.present,
+            Presence::Absent | Presence::Denied => self.limits.absent,
+        };
+        self.newer.insert(hash, Answer { presence, until: now + keep });
     }
 
     /// Nothing is known of `hash` any more: an object was found wrong.
@@ -84,7 +96,7 @@ mod tests {
         for seed in 0..100 {
             let mut random = SplitMix64(seed);
             let mut existence = Existence::new(LIMITS);
-            let mut learned: Vec<(Hash, bool, Duration)> = Vec::new();
+            let mut learned: Vec<(Hash, Presence, Duration)> = Vec::new();
             let mut now = Duration::ZERO;
             for _ in 0..1_000 {
                 now += Duration::from_secs(random.below(4));
@@ -96,17 +108,18 @@ mod tests {
                         assert_eq!(existence.get(&hash, now), None);
                     }
                     1 => {
-                        let present = random.below(2) == 0;
-                        existence.learn(hash, present, now);
+                        let all = [Presence::Present, Presence::Absent, Presence::Denied];
+                        let presence = all[random.below(3) as usize];
+                        existence.learn(hash, presence, now);
                         learned.retain(|(known, ..)| *known != hash);
-                        learned.push((hash, present, now));
-                        assert_eq!(existence.get(&hash, now), Some(present), "seed {seed}");
+                        learned.push((hash, presence, now));
+                        assert_eq!(existence.get(&hash, now), Some(presence), "seed {seed}");
                     }
                     _ => {
-                        let Some(present) = existence.get(&hash, now) else { continue };
+                        let Some(presence) = existence.get(&hash, now) else { continue };
                         let truth = learned.iter().find(|(known, ..)| *known == hash).expect("it was learned");
-                        let keep = if present { LIMITS.present } else { LIMITS.absent };
-                        assert!(truth.1 == present && now < truth.2 + keep, "seed {seed}");
+                        let keep = if presence == Presence::Present { LIMITS.present } else { LIMITS.absent };
+                        assert!(truth.1 == presence && now < truth.2 + keep, "seed {seed}");
                     }
                 }
                 assert!(existence.len() <= LIMITS.count, "seed {seed}");
@@ -120,10 +133,11 @@ mod tests {
     #[test]
     fn answers_expire() {
         let (mut existence, hash, moment) = (Existence::new(LIMITS), Hash([1; 32]), Duration::from_nanos(1));
-        for (present, keep) in [(true, LIMITS.present), (false, LIMITS.absent)] {
+        let all = [Presence::Present, Presence::Absent, Presence::Denied];
+        for (presence, keep) in all.into_iter().zip([LIMITS.present, LIMITS.absent, LIMITS.absent]) {
             for begun in [0, 7, 500].map(Duration::from_secs) {
-                existence.learn(hash, present, begun);
-                assert_eq!(existence.get(&hash, begun + keep - moment), Some(present));
+                existence.learn(hash, presence, begun);
+                assert_eq!(existence.get(&hash, begun + keep - moment), Some(presence));
                 assert_eq!(existence.get(&hash, begun + keep), None);
             }
         }

@@ -12,7 +12,7 @@ import pytest
 
 from bucket import action_key, blob_key, casblob
 from content import unique
-from reapi import Client, Code, digest, digest_of, fails, message
+from reapi import Client, Code, blob_name, digest, digest_of, fails, message
 from test_metrics import scrape
 from test_s3_faults import SLACK_S, state
 from wait import until
@@ -72,7 +72,7 @@ def miss(client: Client, action) -> float:
     return time.monotonic() - begun
 
 
-@pytest.mark.parametrize("fault", ["black hole", "refused", "silent", "slow_headers", "stalled_body", "reset", 500, 503, 429])
+@pytest.mark.parametrize("fault", ["black hole", "refused", "silent", "slow_headers", "stalled_body", "reset", 500, 503, 429, 403])
 def test_a_result_outlives_a_sick_store(store, server, fault):
     """However the store fails to answer, and after its breaker has opened: a miss in time. When it is well, the result is back,
     from the cache."""
@@ -113,6 +113,26 @@ def test_what_the_store_lacks_is_sure(store, server, place):
         del store.objects[blob_key(blobs[place].hash)]
         assert miss(client, action) < SLACK_S
         assert client.get_action(action) == newer
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_a_denial_is_remembered(store, server, method):
+    """403 for a blob, as some stores say of what they do not have: for a while it is missing and not asked for again; then it is."""
+    content = unique(600)
+    store.objects[blob_key(content.hash)] = casblob(content.bytes())
+    store.fault = 403
+    with Client(server.address) as client:
+        if method == "GET":
+            with fails(Code.NOT_FOUND):
+                client.read(blob_name(content.hash, content.size))
+        for _ in range(3):
+            assert client.missing(digest(content))
+        assert store.count(method, blob_key(content.hash)) == 1
+        assert store.count("HEAD", blob_key(content.hash)) == (method == "HEAD")
+        store.heal()
+        until(lambda: not client.missing(digest(content)), "it is asked for again")
+        assert store.count("HEAD", blob_key(content.hash)) == (2 if method == "HEAD" else 1)
+    assert state(server) == 0
 
 
 @pytest.mark.parametrize("over_http", [False, True])

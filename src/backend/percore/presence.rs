@@ -10,6 +10,7 @@ use crate::limits::BACKEND_HEADS_MAX;
 use crate::pure::breaker_view::Health;
 use crate::pure::casblob::{FIXED_LEN, Header};
 use crate::pure::digest::Digest;
+use crate::pure::existence::Presence;
 use crate::pure::scope::Scope;
 use crate::pure::upload_queue::{ObjectKind, Upload};
 use crate::rt;
@@ -35,16 +36,17 @@ impl Backend {
                 continue;
             }
             match bucket.existence.with(|existence| existence.get(&key, now)) {
-                Some(known) => present[at] = known,
+                Some(known) => present[at] = known == Presence::Present,
                 None => unknown.push(at),
             }
         }
-        if unknown.is_empty() {
+        let asked_at = rt::time::now();
+        let until = until.unwrap_or_else(|| asked_at + self.existence_timeout());
+        if unknown.is_empty() || until <= asked_at {
             return present;
         }
         let (found, ended) = (Local::new(present), Event::default());
         let (left, waited) = (Local::new(unknown.len()), ended.wait());
-        let until = until.unwrap_or_else(|| rt::time::now() + self.existence_timeout());
         // Why apart: who asks waits for a while only, but the answers are worth having, and the breaker must learn of a
         // store that gives none. Checks that have not begun by then are not made.
         let name = |at: usize| Upload { kind: ObjectKind::Cas, digest: digests[at], scope: scope.clone() };
@@ -75,11 +77,12 @@ impl Backend {
         found.with(|found| found.clone())
     }
 
-    /// Whether it is known that the backend has no such blob, which it has said itself, or is never asked.
+    /// Whether it is known that the backend has no such blob, which it has said itself, or is never asked. Why not where it denied
+    /// us a look: it does so as well for what it has, when something is wrong with the credentials.
     pub fn lacks(&self, digest: &Digest, scope: &Scope) -> bool {
         let (_, key) = scope.cas_key(&digest.hash);
         let known = self.bucket(scope).existence.with(|existence| existence.get(&key, self.now()));
-        known == Some(false) || digest.size > self.0.settings.max_proxy_blob_size
+        known == Some(Presence::Absent) || digest.size > self.0.settings.max_proxy_blob_size
     }
 
     async fn exists(&self, name: &Upload) -> bool {
@@ -90,10 +93,11 @@ impl Backend {
             Ok(found) => {
                 one.counts.head_times.0.observe_time(begun.elapsed());
                 self.report(ticket, Health::Good);
-                self.learn(name, found.is_some());
+                self.learn(name, presence_of(found));
                 found.is_some()
             }
             Err(error) => {
+                self.learn_denied(name, &error);
                 self.failed(ticket, "existence check", &error);
                 false
             }
@@ -106,7 +110,7 @@ impl Backend {
         let (bucket, key) = (self.bucket(&name.scope), cas_key(name));
         self.note_unnamed(&name.scope, Operation::Contains);
         let known = bucket.existence.with(|existence| existence.get(&key, self.now()));
-        if known == Some(false) || bucket.is_wrong(key, name.digest.size) {
+        if matches!(known, Some(Presence::Absent | Presence::Denied)) || bucket.is_wrong(key, name.digest.size) {
             return None;
         }
         let until = rt::time::now() + self.existence_timeout();
@@ -141,10 +145,11 @@ impl Backend {
             Ok(found) => {
                 one.counts.head_times.0.observe_time(begun.elapsed());
                 self.report(ticket, Health::Good);
-                self.learn(name, found.is_some());
+                self.learn(name, presence_of(found));
                 found.filter(|size| (1..=one.settings.max_proxy_blob_size).contains(size))
             }
             Err(error) => {
+                self.learn_denied(name, &error);
                 self.failed(ticket, "existence check", &error);
                 None
             }
@@ -171,4 +176,8 @@ impl Backend {
         let header = fixed.first_chunk().and_then(|fixed| Header::parse(fixed).ok());
         Ok(Some(header.map_or(0, |header| header.raw_size)))
     }
+}
+
+fn presence_of(size: Option<u64>) -> Presence {
+    if size.is_some() { Presence::Present } else { Presence::Absent }
 }
