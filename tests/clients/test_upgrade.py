@@ -45,6 +45,14 @@ class Line:
         self.servers.append(Server(directory=last.directory, **(last.flags | same | flags)))
         return self.servers[-1]
 
+    def takeover(self, old: Server) -> tuple[Server, threading.Thread]:
+        """A successor that has told `old` of itself, and the thread that starts it: it ends when the new one serves."""
+        new = self.successor()
+        starting = threading.Thread(target=new.start)
+        starting.start()
+        until(lambda: "another process takes over" in old.log, "the old one is told")
+        return new, starting
+
     def upgrade(self, **flags) -> Server:
         old = self.servers[-1]
         new = self.successor(**flags).start()
@@ -161,10 +169,7 @@ def test_what_is_in_flight_is_finished_and_others_wait(line):
     content = unique(6 * MIB)
     with Client(old.address) as client:
         finish, upload = held_upload(client, content, 3)
-        new = line.successor()
-        starting = threading.Thread(target=new.start)
-        starting.start()
-        until(lambda: "another process takes over" in old.log, "the old one is told")
+        new, starting = line.takeover(old)
         waiting = []
 
         def ask():
@@ -190,10 +195,7 @@ def test_a_crash_of_the_old_one_does_not_stop_it(line):
     old = line.start()
     with Client(old.address) as client:
         held_upload(client, unique(6 * MIB), 3)
-        new = line.successor()
-        starting = threading.Thread(target=new.start)
-        starting.start()
-        until(lambda: "another process takes over" in old.log, "the old one is told")
+        new, starting = line.takeover(old)
         old.kill()
     starting.join(30)
     with Client(new.address) as client:
@@ -230,10 +232,7 @@ def test_a_directory_that_fails_for_a_while(line):
     content = unique(6 * MIB)
     with Client(old.address) as client:
         finish, upload = held_upload(client, content, 3)
-        new = line.successor()
-        starting = threading.Thread(target=new.start)
-        starting.start()
-        until(lambda: "another process takes over" in old.log, "the old one is told")
+        new, starting = line.takeover(old)
         (old.directory / "super").rename(line.home / "super")
         finish()
         upload.result(timeout=20)
