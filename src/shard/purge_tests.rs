@@ -50,7 +50,7 @@ fn a_purge_survives_a_crash() {
     });
 }
 
-/// Goal: a purge that cannot be written is not acknowledged. Method: a sync that fails, then one that does not.
+/// Goal: a purge that cannot be written is not acknowledged. Method: a sync that fails, then one that does not; then writes that fail.
 #[test]
 fn a_purge_that_is_not_synced_is_not_acknowledged() {
     let dir = directory();
@@ -62,6 +62,9 @@ fn a_purge_that_is_not_synced_is_not_acknowledged() {
         assert!(world.of(&blob.key).purge(&[blob.key]).await.is_err());
         drop(faults);
         assert_eq!(world.of(&blob.key).purge(&[blob.key]).await, Ok(vec![false]));
+        let faults = fail_next(Operation::Write, u32::MAX, EIO);
+        assert!(world.of(&blob.key).purge(&[blob.key]).await.is_err());
+        drop(faults);
     });
 }
 

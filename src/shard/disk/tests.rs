@@ -3,6 +3,7 @@
 mod reclaims;
 
 use std::cell::Cell;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use super::*;
@@ -10,6 +11,7 @@ use crate::limits::CHUNK_LEN;
 use crate::pure::shard_map::{ShardId, ShardMap};
 use crate::rt::cores::block_on;
 use crate::rt::faults::{Operation, plan};
+use crate::rt::local::Event;
 use crate::rt::time::timeout;
 use crate::shard::disk_tests::{Blob, World, crash_copy, directory};
 
@@ -107,6 +109,68 @@ fn what_is_being_written_is_known() {
         drop(faults);
         let (records, footers, wrong) = seen.get();
         assert!(records > 2 && footers == 2 && wrong == 0, "{:?}", seen.get());
+    });
+}
+
+/// Goal: what is stored behind a checkpoint is found after a crash. Method: some blobs, a checkpoint, and some more.
+#[test]
+fn a_checkpoint_ends_nothing() {
+    let dir = directory();
+    block_on(async {
+        let world = World::open(dir.path(), 64, 1, Ack::Flushed).await;
+        let blobs: Vec<Blob> = of_first_shard(world.map, 0, 5_000).take(6).collect();
+        let (shard, _) = world.disks[0].locate(&blobs[0].key).expect("on this core");
+        for blob in &blobs[..3] {
+            world.put(blob).await.expect("stored");
+        }
+        world.disks[0].0.checkpoint(&shard).await;
+        for blob in &blobs[3..] {
+            world.put(blob).await.expect("stored");
+        }
+        let copy = crash_copy(dir.path());
+        let other = World::open(copy.path(), 64, 1, Ack::Flushed).await;
+        for blob in &blobs {
+            assert!(other.has(blob).await, "{blob:?} is lost");
+        }
+    });
+}
+
+/// Goal: a record that a crash has torn does not take the place of the one before it. Method: an action is replaced, and in what a
+/// crash leaves the second half of the later record is wiped out.
+#[test]
+fn a_torn_record_replaces_nothing() {
+    let dir = directory();
+    block_on(async {
+        let world = World::open(dir.path(), 64, 1, Ack::Flushed).await;
+        let (first, second) = (Blob::action(1, 1, 900), Blob::action(1, 2, 9000));
+        world.put(&first).await.expect("stored");
+        world.put(&second).await.expect("stored");
+        let (shard, tag) = world.disks[0].locate(&second.key).expect("on this core");
+        let word = shard.state.with(|state| state.index.get(tag)).expect("it is there");
+        let copy = crash_copy(dir.path());
+        let file = std::fs::OpenOptions::new().write(true).open(copy.path().join("data.0")).expect("opened");
+        file.write_all_at(&[0; 4000], word.location() * RECORD_ALIGN as u64 + 5000).expect("written");
+        assert!(World::open(copy.path(), 64, 1, Ack::Flushed).await.has(&first).await);
+    });
+}
+
+/// Goal: what is written is synced a little later, also when nobody waits for it. Method: a put that is acknowledged when written.
+#[test]
+fn what_nobody_waits_for_is_synced() {
+    let dir = directory();
+    block_on(async {
+        let world = World::open(dir.path(), 64, 1, Ack::Flushed).await;
+        let synced = Event::default();
+        let (done, notified) = (synced.wait(), synced.clone());
+        let faults = plan(move |operation, _| {
+            if operation == Operation::Sync {
+                notified.notify();
+            }
+            None
+        });
+        world.put(&Blob::cas(1, 3000)).await.expect("stored");
+        assert!(timeout(PATIENCE, done).await.is_ok());
+        drop(faults);
     });
 }
 

@@ -302,3 +302,17 @@ fn a_segment_that_failed_is_retired() {
         check(&hand.world, &[one, two], &[]).await;
     });
 }
+
+/// Goal: the segment that is being filled is not emptied. Method: a reclaim of it, and what a crash leaves then.
+#[test]
+fn a_segment_that_is_filled_stays() {
+    let dir = directory();
+    block_on(async {
+        let mut hand = ByHand::open(dir.path(), Ack::Flushed).await;
+        let blob = hand.blobs(0).next().expect("without end");
+        hand.world.put(&blob).await.expect("stored");
+        assert_eq!(hand.reclaim(0, Epoch::FIRST, false).await, Outcome::Pinned);
+        let copy = crash_copy(dir.path());
+        check(&World::open(copy.path(), 64, 1, Ack::Flushed).await, &[blob], &[]).await;
+    });
+}
