@@ -9,6 +9,7 @@ import pytest
 
 from bucket import blob_key
 from content import unique
+from fault_s3 import FaultStore, self_signed
 from reapi import Client, blob_name, upload_name
 from test_s3_owed import series
 from wait import until
@@ -79,8 +80,20 @@ def test_early_answers(store, fresh, size, flags, then):
         until(lambda: not held(server, store), "the connections are closed")
 
 
-def test_an_answer_is_not_lost_with_its_connection(store, fresh):
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def any_store(request, tmp_path, monkeypatch):
+    """A store that speaks TLS, and one that does not."""
+    certificate = self_signed(tmp_path / "store.pem") if request.param else None
+    if certificate:
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    made = FaultStore(certificate)
+    yield made
+    made.close()
+
+
+def test_an_answer_is_not_lost_with_its_connection(any_store, fresh):
     """The store resets the connection while it is written to: what it said before is heard each time."""
+    store = any_store
     server = begin(fresh, store, cores="1")
     store.early = (403, "close")
     with Client(server.address) as client:
@@ -91,8 +104,9 @@ def test_an_answer_is_not_lost_with_its_connection(store, fresh):
             assert puts(store, content) == 1
 
 
-def test_what_is_there_is_not_sent(store, fresh):
+def test_what_is_there_is_not_sent(any_store, fresh):
     """412 at the head of a large upload: it is done, and the connection is not used again."""
+    store = any_store
     server = begin(fresh, store, cores="1")
     store.early = (412, "stall")
     with Client(server.address) as client:
