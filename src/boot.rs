@@ -258,6 +258,8 @@ fn check(flags: Flags) -> Result<(), Failure> {
     if config.access.is_guarded() {
         config.access.read_aloud()?;
     }
+    // Why said: whoever checks by hand wants more than silence.
+    tracing::info!("the configuration is valid");
     Ok(())
 }
 
