@@ -375,7 +375,7 @@ fn announce_memory(config: &Config, plan: &MemoryPlan, write_slots: u32, max_siz
         mib(foreseen),
     );
     tracing::info!(
-        "at most: a connection {} KiB, {} KiB for each 16 calls that it has had at a time, and {} KiB once it has sent much at a time; an open call {} KiB besides its messages, an upload {} KiB, a read {} KiB; \
+        "at most: a connection with one call {} KiB, {} KiB for each 16 calls that it has had at a time, and {} KiB once it has sent much at a time; another open call {} KiB besides its messages, an upload {} KiB, a read {} KiB; \
          windows: {} KiB a stream, 64 to {} KiB a connection",
         limits::CONNECTION_HELD_LEN >> 10,
         (16 * (limits::HTTP2_ROW_LEN + limits::HTTP2_FRAMES_LEN)) >> 10,

@@ -65,9 +65,9 @@ pub enum Rank {
     More,
     /// What an open connection needs to go on.
     Open,
-    /// A new connection.
+    /// A new connection, with one call.
     New,
-    /// The first call of a connection, and what looks after the server.
+    /// What looks after the server.
     First,
 }
 

@@ -169,9 +169,11 @@ pub const ACCEPT_INBOX_LEN: usize = 256;
 /// Messages of at most this many bytes, requests and replies, are within what a call is counted with.
 pub const SMALL_MESSAGE_LEN: usize = 4 << 10;
 /// Memory that an open connection is counted with, in bytes: 29 KiB, of which one that never calls touches 19; its first
-/// rows; and what is gathered for it when there is no memory.
-pub const CONNECTION_HELD_LEN: u64 =
-    (30 << 10) + HTTP2_ROWS_FIRST as u64 * (HTTP2_ROW_LEN + HTTP2_FRAMES_LEN) + WRITE_COPIED_LEN_MIN as u64;
+/// rows; what is gathered for it when there is no memory; and one call, so that who is let in can make one.
+pub const CONNECTION_HELD_LEN: u64 = (30 << 10)
+    + HTTP2_ROWS_FIRST as u64 * (HTTP2_ROW_LEN + HTTP2_FRAMES_LEN)
+    + WRITE_COPIED_LEN_MIN as u64
+    + CALL_HELD_LEN;
 /// Memory that it is counted with besides, in bytes, once it has sent a frame of more than `SMALL_MESSAGE_LEN`, unless there is
 /// memory for a larger window of it: what HTTP/2 gathers of a frame, and keeps room for from then on.
 pub const SENDING_HELD_LEN: u64 = 64 << 10;
@@ -224,7 +226,7 @@ const _: () = assert!(READ_PIECE_LEN_MAX < REPLY_LEN_MAX && FRAME_LEN <= READ_PI
 const _: () = assert!(
     HTTP2_CONNECTION_WINDOW_MIN as u64 <= SENDING_HELD_LEN && HTTP2_OTHER_FRAME_LEN_MAX as u64 <= SENDING_HELD_LEN
 );
-const _: () = assert!(3 * SMALL_MESSAGE_LEN as u64 <= CALL_HELD_LEN && CONNECTION_HELD_LEN <= 64 << 10);
+const _: () = assert!(3 * SMALL_MESSAGE_LEN as u64 <= CALL_HELD_LEN && CONNECTION_HELD_LEN - CALL_HELD_LEN <= 64 << 10);
 const _: () = assert!(ACTION_RESULT_LEN_MAX <= ACTION_HELD_LEN);
 /// gRPC connections that the server holds at a time; more are closed at once.
 pub const CONNECTIONS_MAX: usize = 60_000;

@@ -60,13 +60,11 @@ pub(super) fn start<S: Store>(
     let is_exempt = head.uri.path() == HEALTH_CHECK;
     // Why: many calls of few connections must not keep others from making one. Those count as well whose answers have not gone out.
     let open = shares.streams.count();
-    let rank = match open {
-        0 => Rank::First,
-        1..limits::CALLS_FEW_MAX => Rank::Open,
-        _ => Rank::More,
-    };
-    let memory = server.settings.purse.apart_for(limits::CALL_HELD_LEN, rank);
-    let is_full = memory.is_none() && !is_exempt;
+    let rank = if open < limits::CALLS_FEW_MAX { Rank::Open } else { Rank::More };
+    let take = || server.settings.purse.apart_for(limits::CALL_HELD_LEN, rank);
+    // A connection's own memory has room for one.
+    let memory = if open > 0 { take() } else { None };
+    let is_full = open > 0 && memory.is_none() && !is_exempt;
     if let Some(status) = not_grpc(&head) {
         let mut response = Response::new(());
         *response.status_mut() = status;

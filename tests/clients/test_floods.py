@@ -98,7 +98,7 @@ def held_by_connections(server) -> float:
 def test_frames_that_never_end(fresh, begun):
     server = fresh(http_address="127.0.0.1:0", memory_limit="256M")
     # As many as there is memory for, with the frames of all.
-    bear(server, server.port, 700, frames.PREFACE + begun, 80 * MIB)
+    bear(server, server.port, 600, frames.PREFACE + begun, 80 * MIB)
 
 
 def test_calls_with_long_headers(fresh):
