@@ -184,7 +184,7 @@ pub const CALL_HELD_LEN: u64 = 16 << 10;
 pub const CALLER_METADATA_LEN_MAX: usize = 2 << 10;
 pub const CALLER_NAME_LEN_MAX: usize = 256;
 /// Calls of a connection that are few, and may take the memory which is kept for these.
-pub const CALLS_FEW_MAX: usize = 8;
+pub const CALLS_FEW_MAX: usize = 4;
 /// How often whoever waits for memory looks whether another core has given some back.
 pub const MEMORY_WATCH_MS: u64 = 20;
 /// Requests of one connection that may wait for memory half-sent, at most; then its youngest is refused. Why so few: what
@@ -253,7 +253,7 @@ pub const HTTP_SPEED_FLOOR: u64 = 1 << 10;
 /// How long may be waited for a client besides what its bytes take at that speed.
 pub const HTTP_SLOW_MS: u64 = 60_000;
 /// The same at most, once it has taken much. Why so long: what it takes is seen when the kernel's buffer has drained by a part,
-/// which may be 2 MiB.
+/// which may be 2 MiB. (That something moves at all is what `HTTP_STALL_MS` asks for.)
 pub const HTTP_SLOW_TAKING_MS_MAX: u64 = 3_600_000;
 const _: () = assert!(HTTP_SLOW_TAKING_MS_MAX / 1000 * HTTP_SPEED_FLOOR > 2 << 20);
 /// How often calls that are refused for one cause are logged (`net::trust`).

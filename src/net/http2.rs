@@ -36,7 +36,7 @@ where
     let purse = server.settings.purse.clone();
     let io = Gathered::new(io, server.buffers.clone(), server.shown.clone(), purse);
     let watch = server.watch_phase();
-    let handshake = handshake(&io, server.settings.stream_window, &watch, server.farewell.get());
+    let handshake = handshake(&io, &server.settings, &watch, server.farewell.get());
     let connection = match time::timeout(server.preface_timeout.get(), handshake).await {
         Ok(Some(Ok(connection))) => connection,
         Ok(Some(Err(error))) => return failed(&server, &error),
@@ -69,16 +69,16 @@ fn failed<S>(server: &Server<S>, error: &h2::Error) {
 /// Why it has: who connected a moment before the drain may have sent a call along, and cannot know whether to repeat it.
 async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
     io: &Gathered<T>,
-    stream_window: u32,
+    settings: &Settings,
     watch: &PhaseWatch,
     farewell: Duration,
 ) -> Option<Result<Connection<Gathered<T>, Payload>, h2::Error>> {
     let mut handshake = Builder::new()
-        .initial_window_size(stream_window)
+        .initial_window_size(settings.stream_window)
         .initial_connection_window_size(limits::HTTP2_CONNECTION_WINDOW_MIN)
         // Why set: h2 would derive it from the small window that a connection begins with, and end one that sends a
         // short message on each of a few hundred streams.
-        .data_frame_budget(limits::HTTP2_DATA_FRAME_BUDGET)
+        .data_frame_budget(data_frame_budget(settings))
         .max_frame_size(limits::HTTP2_FRAME_LEN_MAX)
         .max_concurrent_streams(limits::HTTP2_STREAMS_MAX)
         .max_header_list_size(limits::HTTP2_HEADER_LIST_LEN_MAX)
@@ -110,6 +110,15 @@ async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
         }
     })
     .await
+}
+
+/// How far the unread DATA frames of a connection may fall short of 256 bytes, all together.
+///
+/// Why by the memory limit: nothing is charged with them, and they cost two bytes for each of these.
+fn data_frame_budget(settings: &Settings) -> usize {
+    let part = settings.purse.share(Use::Windows) / limits::HTTP2_CONNECTION_WINDOW_PART;
+    let least = 8 * 256 * limits::HTTP2_STREAMS_MAX as usize;
+    usize::try_from(4 * part).unwrap_or(usize::MAX).clamp(least, limits::HTTP2_DATA_FRAME_BUDGET)
 }
 
 /// Polls the connection until it ends: accepts calls, answers pings, moves data, and says goodbye when asked.

@@ -200,7 +200,7 @@ impl<S: Store> Server<S> {
             // Why bulk work: signing takes up to a millisecond, and a flood of handshakes must not delay what is served.
             Some(acceptor) => {
                 self.connections.spawn_bulk(rt::contain(async move {
-                    let Some((stream, peer, memory)) = server.secure(acceptor, io, origin).await else { return };
+                    let Some((stream, peer, memory)) = server.secure(kind, acceptor, io, origin).await else { return };
                     server.clone().connections.spawn(rt::contain(async move {
                         server.speak(kind, Transport::tls(stream), peer).await;
                         drop((memory, hold));
@@ -211,17 +211,24 @@ impl<S: Store> Server<S> {
     }
 
     /// The TLS handshake of a connection, and its memory.
-    async fn secure<T>(&self, acceptor: TlsAcceptor, io: T, origin: Origin) -> Option<(TlsStream<T>, Peer, Apart)>
+    async fn secure<T>(
+        &self,
+        kind: Kind,
+        acceptor: TlsAcceptor,
+        io: T,
+        origin: Origin,
+    ) -> Option<(TlsStream<T>, Peer, Apart)>
     where
         T: AsyncRead + AsyncWrite + Unpin,
     {
+        let rank = if kind == Kind::Http && self.has_few_over_http() { Rank::First } else { Rank::New };
         let Handshakes { under_way, done, failed, late, refused } = &self.counters.handshakes;
         if under_way.get() >= limits::TLS_HANDSHAKES_MAX {
             count(refused);
             return None;
         }
         let _under_way = Gauge::enter(under_way);
-        let Some(memory) = self.make_room(limits::TLS_HELD_LEN, Rank::New).await else {
+        let Some(memory) = self.make_room(limits::TLS_HELD_LEN, rank).await else {
             count(refused);
             return None;
         };
@@ -275,12 +282,18 @@ impl<S: Store> Server<S> {
         }
     }
 
+    /// True when one more connection over HTTP is one of few, which may have what is kept for who looks after the server.
+    pub(super) fn has_few_over_http(&self) -> bool {
+        self.counters.http.connections.get() < limits::HTTP_CONNECTIONS_FIRST_MAX
+    }
+
     /// Memory for a new connection. Few may wait a little for it; `None` for those who find none.
     pub(super) async fn make_room(&self, len: u64, rank: Rank) -> Option<Apart> {
         let take = || self.settings.purse.apart_for(len, rank);
         let memory = take();
         let waiting = &self.counters.connections_waiting;
-        if memory.is_some() || waiting.get() >= limits::CONNECTIONS_WAITING_MAX {
+        // Why not for more of what there is enough of: these would take the places of others.
+        if memory.is_some() || rank == Rank::More || waiting.get() >= limits::CONNECTIONS_WAITING_MAX {
             return memory;
         }
         let _waiting = Gauge::enter(waiting);

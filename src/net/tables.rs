@@ -74,7 +74,7 @@ mod tests {
     /// and more than there is memory for.
     #[test]
     fn the_longest_tables_are_charged() {
-        let purse = Purse::alone(4 << 20);
+        let purse = Purse::alone(5 << 20);
         let begun = purse.apart_for(limits::CONNECTION_HELD_LEN, Rank::More).expect("there is room");
         let mut tables = Tables::new(begun);
         let beyond = || purse.apart() - limits::CONNECTION_HELD_LEN;

@@ -137,7 +137,7 @@ impl MemoryPlan {
 
     /// What interrupted uploads may hold.
     pub fn parked(&self) -> u64 {
-        self.peers / 16
+        (self.peers - self.newcomers) / 16
     }
 }
 

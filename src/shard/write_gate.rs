@@ -33,7 +33,8 @@ pub struct WriteLimits {
 /// What a gate has done and holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WriteStats {
-    /// Slots in use on this core now: the sum over all cores is never more than `--max_inflight_cas_writes`.
+    /// Slots in use on this core now: the sum over all cores is at most `--max_inflight_cas_writes`, or what that was when they
+    /// were given.
     pub in_flight: u64,
     /// Slots that stand on this core now, idle or in use. What others have borrowed stands there.
     pub slots: u64,
@@ -64,7 +65,7 @@ struct Inner {
     limits: Cell<WriteLimits>,
     rules: Vital<Admission>,
     /// Those who wait: how to wake them, or what was decided.
-    waiting: Local<BTreeMap<Ticket, Waits>>,
+    waiting: Vital<BTreeMap<Ticket, Waits>>,
     lanes: Local<Weak<[Option<Lane>]>>,
     /// When milliseconds count from.
     epoch: Instant,
@@ -114,7 +115,7 @@ impl WriteGate {
         Self(Rc::new(Inner {
             limits: Cell::new(limits),
             rules: Vital::new(Admission::new(config)),
-            waiting: Local::new(BTreeMap::new()),
+            waiting: Vital::new(BTreeMap::new()),
             lanes: Local::new(Weak::<[Option<Lane>; 0]>::new()),
             epoch: time::now(),
             counts: Counts::default(),
@@ -232,7 +233,7 @@ impl WriteGate {
         self.carry_out();
     }
 
-    /// A write that had a slot found no memory.
+    /// A write, or its decoder, found no memory, or no place to wait for it.
     pub(super) fn no_memory(&self) -> StoreError {
         add(&self.0.counts.shed_memory, 1);
         self.shed()
@@ -273,11 +274,11 @@ impl WriteGate {
     /// Why sent without waiting: a full queue costs a question or a loan, while a wait would hold up what comes next.
     fn carry_out(&self) {
         while let Some((ticket, outcome)) = self.0.rules.with(|rules| rules.next_decided()) {
-            let decided = self.0.waiting.with(|waiting| waiting.insert(ticket, Waits::Decided(outcome)));
-            match decided {
-                Some(Waits::Undecided(waker)) => waker.wake(),
+            let waker = self.0.waiting.with(|waiting| match waiting.insert(ticket, Waits::Decided(outcome)) {
+                Some(Waits::Undecided(waker)) => waker,
                 Some(Waits::Decided(_)) | None => unreachable!("each waits until it is decided, once"),
-            }
+            });
+            waker.wake();
         }
         while let Some((to, message)) = self.0.rules.with(|rules| rules.next_message()) {
             let lanes = self.0.lanes.with(|lanes| lanes.upgrade());

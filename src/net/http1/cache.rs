@@ -289,6 +289,8 @@ impl Upload {
     /// Why behind the answer: a client may wait for it with a body that has no end. Why at all: a connection that is closed
     /// with bytes unread takes the answer with it.
     fn drain_behind(mut self) {
+        // One that was too slow has this time again.
+        self.waiting = Waiting::new(limits::HTTP_DRAIN_TIME, limits::HTTP_DRAIN_TIME);
         rt::spawn(rt::contain(async move {
             let _ = time::timeout(limits::HTTP_DRAIN_TIME, self.drain(limits::HTTP_DRAIN_LEN_MAX)).await;
         }));

@@ -71,13 +71,13 @@ where
     // Why first for few: who looks at `/status` must be answered whatever others have taken. Why not `New` for the others: a flood
     // over HTTP must leave room for gRPC.
     let len = limits::HTTP_CONNECTION_HELD_LEN;
-    let is_one_of_few = server.counters.http.connections.get() < limits::HTTP_CONNECTIONS_FIRST_MAX;
-    let rank = if is_one_of_few { Rank::First } else { Rank::More };
+    let rank = if server.has_few_over_http() { Rank::First } else { Rank::More };
+    // Why before the wait: those that wait are some of the few.
+    let _open = Gauge::enter(&server.counters.http.connections);
     let Some(_memory) = server.make_room(len, rank).await else {
         server.counters.http.failed.count();
         return tracing::debug!("a connection was closed: those that are open take all of their memory");
     };
-    let _open = Gauge::enter(&server.counters.http.connections);
     let phases = server.watch_phase();
     let patience = server.patience.get();
     let watch = Rc::new(Watch::new(Waiting::new(patience.taking, patience.taking_most)));

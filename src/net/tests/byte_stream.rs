@@ -167,7 +167,8 @@ fn writes_may_be_cut_anywhere() {
 /// that takes nothing until the client has used up its window, with a frame for each byte.
 #[test]
 fn a_window_of_the_shortest_messages_waits() {
-    with_server(async |harness| {
+    let settings = Settings { purse: Purse::alone(4 << 30), ..settings() };
+    with_options(settings, Options::default(), async |harness| {
         let blob = bytes(limits::HTTP2_STREAM_WINDOW as usize / limits::HTTP2_DATA_FRAME_LEN_LEAST);
         let digest = digest_of(&blob);
         harness.store.brake(|brake| brake.hold = true);

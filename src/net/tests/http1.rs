@@ -344,7 +344,7 @@ fn figures_are_there_when_others_have_all() {
         let purse = &harness.server.settings.purse;
         let mut taken = Vec::new();
         for len in [64 << 10, 1 << 10, 1] {
-            while let Some(apart) = purse.apart_for(len, Rank::New) {
+            while let Some(apart) = purse.apart_for(len, Rank::Open) {
                 taken.push(apart);
             }
         }

@@ -54,11 +54,11 @@ impl Lines {
 impl<D: BlobDisk> Worker<D> {
     /// The right to write what holds `len` bytes meanwhile. Waits for it a little, if need be.
     pub(in crate::shard) async fn enter_write(&self, len: u64) -> Result<Admitted, StoreError> {
-        let slot = match self.0.write_gate.enter(self.0.lines.len()) {
-            Ok(slot) => slot,
+        let (slot, has_waited) = match self.0.write_gate.enter(self.0.lines.len()) {
+            Ok(slot) => (slot, false),
             Err(turn) => {
                 self.keep_gate();
-                turn.await?
+                (turn.await?, true)
             }
         };
         let is_small = len <= limits::WRITE_SMALL_HELD_LEN;
@@ -68,13 +68,14 @@ impl<D: BlobDisk> Worker<D> {
             true => (&self.0.lines.small, limits::WRITE_QUEUE_LEN),
             false => (&self.0.lines.large, self.large_line_max()),
         };
-        let memory = self.patiently(line, most, || self.0.purse.grant(Use::Writes, len, claim)).await?;
+        let memory = self.patiently(line, most, has_waited, || self.0.purse.grant(Use::Writes, len, claim)).await?;
         Ok(Admitted { _memory: memory, _slot: slot, _freed: Freed(self.0.lines.freed.clone()) })
     }
 
     /// A decoder for a blob of `size` raw bytes, after waiting for its memory if need be.
     pub(in crate::shard) async fn enter_decoder(&self, size: u64) -> Result<StreamDecoder, StoreError> {
-        self.patiently(&self.0.lines.decoders, self.large_line_max(), || self.0.codecs.stream_decoder(size)).await
+        self.patiently(&self.0.lines.decoders, self.large_line_max(), false, || self.0.codecs.stream_decoder(size))
+            .await
     }
 
     /// How many large writes may wait in a line: about as many as there is memory for on one core.
@@ -91,14 +92,20 @@ impl<D: BlobDisk> Worker<D> {
     }
 
     /// What `take` takes of the memory limit, after waiting in line for it as long as a write may wait. Where `most` wait
-    /// already, or as many writes as may, it is refused.
-    async fn patiently<T>(&self, line: &Permits, most: usize, take: impl Fn() -> Option<T>) -> Result<T, StoreError> {
+    /// already, or as many writes as may, it is refused; one that has waited for its slot has its place among these.
+    async fn patiently<T>(
+        &self,
+        line: &Permits,
+        most: usize,
+        has_waited: bool,
+        take: impl Fn() -> Option<T>,
+    ) -> Result<T, StoreError> {
         if line.in_line() == 0
             && let Some(taken) = take()
         {
             return Ok(taken);
         }
-        if line.in_line() >= most || self.waiting_writes() >= limits::WRITE_QUEUE_LEN {
+        if line.in_line() >= most || (!has_waited && self.waiting_writes() >= limits::WRITE_QUEUE_LEN) {
             return Err(self.0.write_gate.no_memory());
         }
         let in_turn = async {
