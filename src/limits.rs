@@ -456,6 +456,9 @@ pub const CUT_TIME: Duration = Duration::from_secs(2);
 pub const BACKEND_IDLE_MS: u64 = 15_000;
 /// How long the addresses of a backend's name are used before they are looked up again.
 pub const BACKEND_ADDRESSES_KEEP_MS: u64 = 30_000;
+/// How long an address of a backend's name may take to answer while there is another one to try. Why so short: a probe and a
+/// check of existence have seconds in all, and must get to one that is well.
+pub const BACKEND_DIAL_MS: u64 = 1_000;
 /// The longest wait for a connection and the head of a backend's answer, all tries of a read together.
 pub const BACKEND_HEAD_MS: u64 = 10_000;
 /// How long of that a read waits for its turn; then it is a miss, which says nothing of the backend. Why half: what begins has

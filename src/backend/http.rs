@@ -17,7 +17,7 @@ use hyper::rt::ReadBufCursor;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::tls::{Tls, TlsConn};
-use crate::limits::{BACKEND_ADDRESSES_KEEP_MS, BACKEND_HEAD_MS, BACKEND_IDLE_MS};
+use crate::limits::{BACKEND_ADDRESSES_KEEP_MS, BACKEND_DIAL_MS, BACKEND_HEAD_MS, BACKEND_IDLE_MS};
 use crate::rt;
 use crate::rt::local::{Event, Local};
 use crate::rt::tcp::TcpConn;
@@ -275,6 +275,21 @@ struct Lookup {
     failure: RefCell<Option<(io::ErrorKind, String)>>,
 }
 
+/// Connecting. When it is given up, by its own limit or by whoever waits, the name is looked up again: perhaps no address
+/// that is left answers, and nobody waits long enough to find that out.
+struct Attempt<'a> {
+    pool: &'a Pool,
+    has_ended: bool,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.pool.0.addresses.with(|addresses| addresses.until = None);
+        }
+    }
+}
+
 struct Connection {
     sender: SendRequest<OutBody>,
     /// Ends the task that drives the connection.
@@ -355,7 +370,9 @@ impl Pool {
 
     async fn connect(&self) -> Result<Connection, HttpError> {
         let limit = self.0.times.connect;
+        let mut attempt = Attempt { pool: self, has_ended: false };
         let connected = rt::time::timeout(limit, Box::pin(self.connect_some_time())).await;
+        attempt.has_ended = connected.is_ok();
         connected.unwrap_or_else(|_| {
             let source = io::Error::new(ErrorKind::TimedOut, format!("not within {} s", limit.as_secs()));
             Err(HttpError::Connect { authority: self.0.target.authority(), source })
@@ -387,13 +404,14 @@ impl Pool {
     }
 
     /// Connects to one address after the other until one takes the connection. Those that do not are left out until the name is
-    /// looked up again.
+    /// looked up again. The last one has all the time that is left.
     async fn dial(&self) -> Result<TcpConn, HttpError> {
         let addresses = self.addresses().await?;
         let count = addresses.len().min(DIALS_MAX);
         let mut failure = io::Error::new(ErrorKind::NotFound, "its name has no address left");
-        for address in addresses.into_iter().take(count) {
-            match rt::time::timeout(self.0.times.connect / count as u32, rt::tcp::connect(address)).await {
+        for (place, address) in addresses.into_iter().take(count).enumerate() {
+            let limit = if place + 1 < count { DIAL } else { self.0.times.connect };
+            match rt::time::timeout(limit, rt::tcp::connect(address)).await {
                 Ok(Ok(socket)) => return Ok(socket),
                 Ok(Err(error)) => failure = error,
                 Err(_) => failure = io::Error::new(ErrorKind::TimedOut, format!("{} does not answer", address.ip())),
@@ -480,8 +498,9 @@ impl Pool {
 pub const IDLE: Duration = Duration::from_millis(BACKEND_IDLE_MS);
 /// What a name, a connection and its TLS may take. Why not more: an upload has minutes for its bytes, not for this.
 pub const CONNECT: Duration = Duration::from_millis(BACKEND_HEAD_MS);
-/// Addresses of a name that are tried for one connection: those that do not answer share its time.
+/// Addresses of a name that are tried for one connection, and how long each but the last.
 const DIALS_MAX: usize = 3;
+const DIAL: Duration = Duration::from_millis(BACKEND_DIAL_MS);
 /// What hyper reads at a time at most, in bytes.
 const READ_BUFFER_MAX: usize = 256 << 10;
 

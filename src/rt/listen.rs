@@ -254,6 +254,26 @@ pub fn take_passed() -> Vec<Passed> {
     all
 }
 
+/// An address of this machine that takes no connection and does not refuse any, for as long as what is returned is held: a
+/// listener whose backlog is full.
+#[cfg(test)]
+pub fn silent() -> (SocketAddr, Vec<Socket>) {
+    let socket = || Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).expect("a socket");
+    let listener = socket();
+    listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).expect("a free port");
+    listener.listen(0).expect("it is bound");
+    let address = listener.local_addr().expect("it is bound");
+    let mut held = vec![listener];
+    for _ in 0..4 {
+        let filler = socket();
+        filler.set_nonblocking(true).expect("a socket");
+        // It says that it is under way, and that for ever.
+        let _ = filler.connect(&address);
+        held.push(filler);
+    }
+    (address.as_socket().expect("an address"), held)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

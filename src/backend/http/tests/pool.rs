@@ -140,3 +140,44 @@ fn every_address_has_its_turn() {
         }
     });
 }
+
+/// Goal: an address that is silent costs a connection a second and not its whole time, and when nobody waits for the last
+/// address to answer, the name is looked up again. Method: a silent address before one that has a server, and alone, with the
+/// limit of the pool and of who asks.
+#[test]
+fn a_silent_address_costs_a_second() {
+    block_on(async {
+        let (listener, target) = listen();
+        let (ended, _has_ended) = channel::reply();
+        number_connections(listener, ended);
+        let (silent, _held) = rt::listen::silent();
+        let well = SocketAddr::from(([127, 0, 0, 1], target.port));
+        let until = Some(rt::time::now() + Duration::from_secs(600));
+        let pool_of = |connect, found: Vec<_>| {
+            let pool = Pool::new(target.clone(), None, PoolTimes { connect, ..TIMES });
+            // The one that comes first is the next one.
+            let next = found.len() - 1;
+            pool.0.addresses.with(|addresses| {
+                (addresses.found, addresses.until, addresses.next) = (found, until, next);
+            });
+            pool
+        };
+        let known = |pool: &Pool| pool.0.addresses.with(|addresses| (addresses.found.clone(), addresses.until));
+
+        let pool = pool_of(CONNECT, vec![silent, well]);
+        rt::time::timeout(CONNECT / 2, ask(&pool)).await.expect("half the time is enough").expect("an answer");
+        assert_eq!(known(&pool), (vec![well], until));
+
+        let short = Duration::from_millis(50);
+        let pool = pool_of(short, vec![silent]);
+        let error = ask(&pool).await.expect_err("nobody answers").to_string();
+        assert!(error.contains("cannot connect"), "{error}");
+        assert_eq!(known(&pool).1, None);
+        ask(&pool).await.expect("it was looked up");
+
+        let pool = pool_of(CONNECT, vec![silent]);
+        rt::time::timeout(short, ask(&pool)).await.expect_err("nobody answers");
+        assert_eq!(known(&pool).1, None);
+        ask(&pool).await.expect("it was looked up");
+    });
+}
