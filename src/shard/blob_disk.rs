@@ -28,6 +28,14 @@ pub struct Record {
     pub origin: Origin,
 }
 
+/// What becomes of a record that is there already when another one of the same key comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Older {
+    Replaced,
+    /// Then the other one is not stored.
+    Kept,
+}
+
 /// One core's share of the disk. Clones are handles of the same one.
 #[allow(async_fn_in_trait)] // Why: futures stay on their core; nobody asks for Send.
 pub trait BlobDisk: Clone + 'static {
@@ -47,8 +55,8 @@ pub trait BlobDisk: Clone + 'static {
     async fn read(&self, key: &Key) -> Result<Option<Stored<Self::Large>>, DiskError>;
     /// Stores a small record, all of `stored` joined, and returns its version. An older one of the same key is replaced.
     async fn append(&self, key: &Key, codec: Codec, raw_len: u64, stored: &[&[u8]]) -> Result<u64, DiskError>;
-    /// Stores an action, as `append` does a raw record.
-    async fn append_action(&self, key: &Key, origin: Origin, data: &[u8]) -> Result<u64, DiskError>;
+    /// Stores an action, as `append` does a raw record. `DiskError::Superseded` where an older one was kept.
+    async fn append_action(&self, key: &Key, origin: Origin, data: &[u8], older: Older) -> Result<u64, DiskError>;
     /// Starts a large blob.
     async fn begin_large(&self, key: &Key) -> Result<Self::Writer, DiskError>;
     /// Drops a record, if it is still this version where one is given. True when something was dropped.
@@ -115,8 +123,8 @@ impl BlobDisk for Disk {
         Disk::append(self, key, codec, raw_len, stored).await
     }
 
-    async fn append_action(&self, key: &Key, origin: Origin, data: &[u8]) -> Result<u64, DiskError> {
-        Disk::append_action(self, key, origin, data).await
+    async fn append_action(&self, key: &Key, origin: Origin, data: &[u8], older: Older) -> Result<u64, DiskError> {
+        Disk::append_action(self, key, origin, data, older).await
     }
 
     async fn begin_large(&self, key: &Key) -> Result<LargeWriter, DiskError> {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use bytes::{Bytes, BytesMut};
 
-use super::blob_disk::{self, Stored};
+use super::blob_disk::{self, Older, Stored};
 use super::engine::{Core, Shard, ShardState, VERSION_SHIFT};
 use super::geometry::Volume;
 use super::large::Closing;
@@ -54,6 +54,9 @@ pub enum DiskError {
     /// The bytes read are not those that were written. The record has been dropped: a miss from now on.
     #[error("record damaged")]
     Damaged,
+    /// Another record of this key is there, and is to stay.
+    #[error("there is a newer record")]
+    Superseded,
     #[error("no segment can be freed for {bytes} bytes")]
     NoSpace { bytes: u64 },
     #[error("{0}")]
@@ -241,12 +244,12 @@ impl Disk {
     /// rest, in pieces: of a CAS blob at most `SMALL_BLOB_LEN_MAX` bytes, of an action `ACTION_RESULT_LEN_MAX`.
     pub async fn append(&self, key: &Key, codec: Codec, raw_len: u64, stored: &[&[u8]]) -> Result<u64, DiskError> {
         let origin = Origin::new(unix_seconds(), InstanceTag::UNKNOWN);
-        self.append_from(origin, key, codec, raw_len, stored).await
+        self.append_from(origin, key, codec, raw_len, stored, Older::Replaced).await
     }
 
     /// The same of an action, with its origin.
-    pub async fn append_action(&self, key: &Key, origin: Origin, data: &[u8]) -> Result<u64, DiskError> {
-        self.append_from(origin, key, Codec::Raw, data.len() as u64, &[data]).await
+    pub async fn append_action(&self, key: &Key, origin: Origin, data: &[u8], older: Older) -> Result<u64, DiskError> {
+        self.append_from(origin, key, Codec::Raw, data.len() as u64, &[data], older).await
     }
 
     async fn append_from(
@@ -256,15 +259,15 @@ impl Disk {
         codec: Codec,
         raw_len: u64,
         stored: &[&[u8]],
+        older: Older,
     ) -> Result<u64, DiskError> {
         let (shard, tag) = self.locate(key)?;
         shard.wait_ready().await;
         let stored_len: usize = stored.iter().map(|piece| piece.len()).sum();
         if stored_len > SMALL_BLOB_LEN_MAX {
             let whole = stored.concat();
-            return self
-                .append_pieces(&shard, tag, key, Closing { codec, raw_len, pieces: true, origin }, &whole)
-                .await;
+            let closing = Closing { codec, raw_len, pieces: true, origin, older };
+            return self.append_pieces(&shard, tag, key, closing, &whole).await;
         }
         let header = Header {
             kind: RecordKind::Small,
@@ -290,7 +293,7 @@ impl Disk {
                 &shard,
                 Urgency::Normal,
                 &record,
-                |_| true,
+                |state| state.makes_way(tag, key, older),
                 |state, word, ticket| {
                     old = state.publish(tag, word, ticket);
                     version = state.version(self.0.layout, word);
@@ -469,7 +472,7 @@ impl AppendError {
     pub(super) fn into_disk_error(self, bytes: u64) -> DiskError {
         match self {
             AppendError::NoSegment => DiskError::NoSpace { bytes },
-            AppendError::Refused => DiskError::Io("the record has been moved".into()),
+            AppendError::Refused => DiskError::Superseded,
             AppendError::WritesFail => DiskError::Io("writes to the disk cache fail".into()),
             AppendError::Stopping => DiskError::Stopping,
         }

@@ -6,14 +6,16 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::join;
 
-use super::blob_disk::Stored;
+use super::blob_disk::{Older, Stored};
 use super::disk::{Ack, Codec, Disk, DiskConfig, DiskError, DiskStats, Key, Kind};
 use super::tests::SplitMix64;
 use super::{geometry, pool};
 use crate::limits::{CHUNK_LEN, DISK_ALIGN, FRAME_LEN, STAGE_CHUNKS_MIN};
 use crate::metrics::{Metric, Snapshot};
 use crate::pure::digest::Hash;
+use crate::pure::purge::Origin;
 use crate::pure::shard_map::{CoreId, ShardMap};
 use crate::rt::cores::block_on;
 use crate::rt::time::{sleep, yield_to_reactor};
@@ -210,6 +212,33 @@ fn mixed(seed: u64, count: u64) -> Vec<Blob> {
             }
         })
         .collect()
+}
+
+/// Goal: an action that is to keep an older one replaces none, whatever its size, and is stored where there is
+/// none. Method: both sizes, over one that is there, that was removed, and that is stored meanwhile.
+#[test]
+fn an_older_action_may_be_kept() {
+    let dir = directory();
+    block_on(async {
+        let world = World::open(dir.path(), 64, 1, Ack::Buffered).await;
+        for (number, len) in [(1, 900), (2, 1 << 20)] {
+            let [client, flight] = [1, 2].map(|version| Blob::action(number, version, len));
+            let (disk, key, data) = (world.of(&client.key), client.key, flight.data());
+            let origin = Origin::default();
+            let (kept, stored) =
+                join(disk.append_action(&key, origin, &data, Older::Kept), async { world.put(&client).await }).await;
+            assert!(stored.is_ok() && matches!(kept, Ok(_) | Err(DiskError::Superseded)), "{stored:?} {kept:?}");
+            assert!(world.has(&client).await, "the client's stays, whichever came first");
+            assert_eq!(disk.append_action(&key, origin, &data, Older::Kept).await, Err(DiskError::Superseded));
+            assert!(world.has(&client).await);
+            assert_eq!(disk.remove(&key, None).await, Ok(true));
+            assert!(disk.append_action(&key, origin, &data, Older::Kept).await.is_ok());
+            let found = disk.read(&key).await.expect("readable");
+            assert!(matches!(found, Some(Stored::Small(record)) if record.data == data));
+        }
+        let stats = world.stats();
+        assert_eq!((stats.entries, stats.large_blobs), (2, 1));
+    });
 }
 
 /// Goal: what was stored comes back, from the buffer, from disk, after a clean restart and after a crash, at whatever number of

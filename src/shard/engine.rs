@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::rc::{Rc, Weak};
 use std::time::Instant;
 
+use super::blob_disk::Older;
 use super::disk::{Ack, DiskError, DiskStats};
 use super::geometry::Volume;
 use super::log::{Log, Ticket};
@@ -193,6 +194,11 @@ impl ShardState {
             generations: HashMap::new(),
             bad: HashSet::new(),
         }
+    }
+
+    /// Whether a record of `key` may be published.
+    pub(super) fn makes_way(&self, tag: u64, key: &Key, older: Older) -> bool {
+        older == Older::Replaced || !self.index.get(tag).is_some_and(|word| word.fits(key))
     }
 
     /// Takes `tag` out of the index. The chunks of a large blob are released with what is returned: drop it outside of the

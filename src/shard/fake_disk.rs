@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 
-use super::blob_disk::{BlobDisk, FrameReader, FrameWriter, Record, Stored};
+use super::blob_disk::{BlobDisk, FrameReader, FrameWriter, Older, Record, Stored};
 use super::disk::{Codec, DiskError, Frames, Key, Kind};
 use super::purging::ActionCursor;
 use crate::pure::digest::Hash;
@@ -166,7 +166,10 @@ impl BlobDisk for FakeDisk {
         Ok(version)
     }
 
-    async fn append_action(&self, key: &Key, origin: Origin, data: &[u8]) -> Result<u64, DiskError> {
+    async fn append_action(&self, key: &Key, origin: Origin, data: &[u8], older: Older) -> Result<u64, DiskError> {
+        if older == Older::Kept && self.contains(key) {
+            return Err(DiskError::Superseded);
+        }
         let version = self.append(key, Codec::Raw, data.len() as u64, &[data]).await?;
         self.with(|state| state.small.get_mut(&name(key)).into_iter().for_each(|record| record.origin = origin));
         Ok(version)

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use bytes::{Bytes, BytesMut};
 
+use super::blob_disk::Older;
 use super::disk::{DiskError, Key};
 use super::engine::{Core, Held, LargeRef, Leased, Shard, VERSION_SHIFT};
 use super::log::{Log, Record, Ticket, Urgency};
@@ -72,6 +73,7 @@ pub(super) struct Closing {
     pub(super) raw_len: u64,
     pub(super) pieces: bool,
     pub(super) origin: Origin,
+    pub(super) older: Older,
 }
 
 impl LargeWriter {
@@ -121,7 +123,7 @@ impl LargeWriter {
         }
         let raw_len = self.key.size;
         let origin = Origin::new(unix_seconds(), InstanceTag::UNKNOWN);
-        self.close(Closing { codec: Codec::Raw, raw_len, pieces: false, origin }).await
+        self.close(Closing { codec: Codec::Raw, raw_len, pieces: false, origin, older: Older::Replaced }).await
     }
 
     pub(super) async fn close(mut self, closing: Closing) -> Result<u64, DiskError> {
@@ -149,7 +151,7 @@ impl LargeWriter {
         let record = Record { header, tag: self.tag, payload: &[&payload], large: Some(large) };
         let runs = std::mem::take(&mut self.commit.runs);
         let held = Held::new(&self.core, self.shard.id, runs);
-        let (tag, first) = (self.tag, held.runs[0].first);
+        let (key, tag, first) = (self.key, self.tag, held.runs[0].first);
         let mut version = 0;
         let (core, mut old) = (self.core.clone(), None);
         let ticket = core
@@ -157,7 +159,7 @@ impl LargeWriter {
                 &self.shard,
                 Urgency::Normal,
                 &record,
-                |_| true,
+                |state| state.makes_way(tag, &key, closing.older),
                 |state, word, ticket| {
                     old = state.publish(tag, word, ticket);
                     state.large.insert(tag, LargeRef { held: held.clone(), record_len });

@@ -1,5 +1,6 @@
 //! Purges on the real disk: what is gone stays gone.
 
+use super::blob_disk::Older;
 use super::disk::{Ack, ActionCursor, Codec, Key};
 use super::disk_tests::{Blob, World, crash_copy, directory};
 use crate::pure::purge::{InstanceTag, Origin, Which};
@@ -155,7 +156,11 @@ fn walks_over_actions() {
         for number in 0..600u64 {
             let data = vec![number as u8; if number % 100 == 7 { 300_000 } else { 200 }];
             for _ in 0..1 + number % 2 {
-                world.of(&key(number)).append_action(&key(number), origin(number), &data).await.expect("stored");
+                world
+                    .of(&key(number))
+                    .append_action(&key(number), origin(number), &data, Older::Replaced)
+                    .await
+                    .expect("stored");
             }
             world.put(&Blob::cas(10_000 + number, 20_000)).await.expect("stored");
         }

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use futures_util::stream;
 
-use super::blob_disk::{BlobDisk, Record, Stored};
+use super::blob_disk::{BlobDisk, Older, Record, Stored};
 use super::disk::Key;
 use super::read_through::{Flight, Landing};
 use super::router::Router;
@@ -58,7 +58,8 @@ impl<D: BlobDisk> Worker<D> {
         };
         let key = ActionKey { hash: name.digest.hash, size: None };
         let stored = match stored {
-            Ok(()) => self.action_put_here(key, raw_entry::encode(content), origin).await,
+            // Why kept: see `fly_action`.
+            Ok(()) => self.action_put_here(key, raw_entry::encode(content), origin, Older::Kept).await,
             failed => failed,
         };
         match stored {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rustc_hash::FxHashMap;
 
-use super::blob_disk::BlobDisk;
+use super::blob_disk::{BlobDisk, Older};
 use super::object::Content;
 use super::session::{Session, is_small};
 use super::worker::Worker;
@@ -565,7 +565,8 @@ impl<D: BlobDisk> Worker<D> {
         }
         incoming.body.ended_well();
         let key = ActionKey { hash: digest.hash, size: Some(digest.size).filter(|&size| size > 0) };
-        match self.action_put_here(key, data.into(), origin).await {
+        // Why what is here already is kept: a client has stored it meanwhile, and that is what the backend is to get.
+        match self.action_put_here(key, data.into(), origin, Older::Kept).await {
             Ok(()) => Landing::Landed,
             Err(error) => Landing::NotStored(error),
         }

@@ -13,7 +13,7 @@ use bytes::Bytes;
 
 pub(super) use self::admit::Admitted;
 use self::admit::Lines;
-use super::blob_disk::{BlobDisk, Record, Stored};
+use super::blob_disk::{BlobDisk, Older, Record, Stored};
 use super::codec::{Codecs, DecodeError, StorageMode, StreamDecoder};
 use super::disk::{Codec, DiskError, Key, Kind};
 use super::fences::Fences;
@@ -400,22 +400,25 @@ impl<D: BlobDisk> Worker<D> {
     pub async fn action_put(&self, action: ActionKey, data: Bytes, instance: InstanceTag) -> Result<(), StoreError> {
         let digest = Digest { hash: action.hash, size: action.size.unwrap_or(0) };
         let _intent = self.announce(self.name(ObjectKind::Action, digest)).await;
-        self.action_put_here(action, data, Origin::new(rt::time::unix_seconds(), instance)).await
+        self.action_put_here(action, data, Origin::new(rt::time::unix_seconds(), instance), Older::Replaced).await
     }
 
-    /// Stores or replaces.
+    /// Stores, where `older` allows it.
     pub(super) async fn action_put_here(
         &self,
         action: ActionKey,
         data: Bytes,
         origin: Origin,
+        older: Older,
     ) -> Result<(), StoreError> {
         let key = self.action_key(&action);
         self.0.disk.ready(&key.hash).await;
-        let changing = self.changing(slice::from_ref(&key));
-        let fence = self.0.fences.now(&key);
+        let (changing, fence) = (self.changing(slice::from_ref(&key)), self.0.fences.now(&key));
         let raw_len = data.len() as u64;
-        let version = self.0.disk.append_action(&key, origin, &data).await.map_err(action_error)?;
+        let version = match self.0.disk.append_action(&key, origin, &data, older).await {
+            Err(DiskError::Superseded) => return Ok(()),
+            stored => stored.map_err(action_error)?,
+        };
         // Whoever changed the action meanwhile may have been later or earlier: the disk knows.
         let alone = self.0.fences.is_at(&key, fence);
         drop(changing);
@@ -674,7 +677,7 @@ pub(super) fn store_error(error: DiskError, digest: Digest) -> StoreError {
     match error {
         DiskError::Damaged => StoreError::Lost { digest },
         DiskError::NoSpace { bytes } => StoreError::NoSpace { bytes },
-        DiskError::Io(text) => StoreError::Disk(text),
+        DiskError::Superseded | DiskError::Io(_) => StoreError::Disk(error.to_string()),
         DiskError::Stopping => StoreError::Stopping,
     }
 }
@@ -683,7 +686,7 @@ fn action_error(error: DiskError) -> StoreError {
     match error {
         DiskError::Damaged => StoreError::Disk("the action's record was damaged and has been dropped".into()),
         DiskError::NoSpace { bytes } => StoreError::NoSpace { bytes },
-        DiskError::Io(text) => StoreError::Disk(text),
+        DiskError::Superseded | DiskError::Io(_) => StoreError::Disk(error.to_string()),
         DiskError::Stopping => StoreError::Stopping,
     }
 }

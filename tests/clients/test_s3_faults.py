@@ -3,6 +3,7 @@ Method: a store of our own with one sickness at a time, in front of it one serve
 What takes long stands in `test_s3_drill.py`, each operation with each fault in `test_s3_matrix.py`."""
 
 import concurrent.futures
+import http.client
 import threading
 import time
 
@@ -65,6 +66,34 @@ def test_one_request_for_many_readers(store, server):
         go.set()
         assert all(call.result(60) == content.bytes() for call in calls)
     assert store.count("GET", blob_key(content.hash)) == 1
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_what_is_stored_meanwhile_stays(store, fresh, raw):
+    """A result that a client stores while the store's is on its way is not replaced by that one, here or in the store."""
+    server = fresh(http_address="127.0.0.1:0", disable_http_ac_validation=str(raw).lower(), **store.flags())
+    name = digest_of(unique(100).bytes()).hash
+    key = f"raw/{name[:2]}/{name}" if raw else action_key(name)
+    old, new = (message("ActionResult")(exit_code=code).SerializeToString() for code in (1, 2))
+    store.objects[key] = old
+    go = threading.Event()
+    store.gate = lambda request: go.wait(30) if store.key(request.path) == key else None
+
+    def ask(method: str, body=None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(server.http_address, timeout=30)
+        connection.request(method, f"/ac/{name}", body)
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask, "GET")
+        until(lambda: store.count("GET", key), "the request to the store")
+        assert ask("PUT", new)[0] == 200
+        go.set()
+        assert waiting.result(30) == (200, new)
+    until(lambda: store.count("PUT", key), "the upload")
+    assert ask("GET") == (200, new)
+    until(lambda: store.objects[key] == new, "what the client stored is there")
 
 
 def test_a_slow_reader_holds_up_nobody(store, server):

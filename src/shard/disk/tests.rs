@@ -309,8 +309,8 @@ fn a_dropped_writer_gives_back_each_chunk() {
                 writer.push(Codec::Raw, frame).await.expect("there is room");
             }
             if closes {
-                let (codec, raw_len, origin) = (Codec::Raw, key.size, Origin::default());
-                writer.close(Closing { codec, raw_len, pieces: false, origin }).await.expect("stored");
+                let (codec, raw_len, origin, older) = (Codec::Raw, key.size, Origin::default(), Older::Replaced);
+                writer.close(Closing { codec, raw_len, pieces: false, origin, older }).await.expect("stored");
                 assert!(disk.comes_to_chunks(&key, len.div_ceil(CHUNK_LEN) as u32).await, "{len} bytes");
                 assert_eq!(disk.remove(&key, None).await, Ok(true));
             } else {
