@@ -5,7 +5,7 @@
 
 use std::path::Path;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -24,11 +24,13 @@ use crate::rt::{self, HandlerPanicked};
 /// A set of credentials, as it goes to every core.
 #[derive(Debug, Clone)]
 pub struct Issue {
-    /// Counts the sets.
+    /// Counts the sets, from `FIRST` on.
     pub generation: u64,
     /// `None`: requests are not signed. An error: why there are none.
     pub credentials: Result<Option<Credentials>, String>,
 }
+
+const FIRST: u64 = 1;
 
 /// The set in use.
 #[derive(Debug, Clone)]
@@ -40,10 +42,15 @@ pub struct Current {
 /// One core's holder of a backend's credentials. Clones share it.
 #[derive(Clone)]
 pub struct Holder {
-    issue: Local<Option<Issue>>,
+    held: Local<Option<Held>>,
     changed: Event,
     /// Tells the keeper that a generation has expired.
     ask: Rc<dyn Fn(u64)>,
+}
+
+struct Held {
+    issue: Issue,
+    since: Instant,
 }
 
 /// How long a request waits for credentials that were asked for anew.
@@ -51,12 +58,17 @@ const REFRESH_WAIT: Duration = Duration::from_secs(5);
 
 impl Holder {
     pub fn new(ask: impl Fn(u64) + 'static) -> Self {
-        Self { issue: Local::new(None), changed: Event::default(), ask: Rc::new(ask) }
+        Self { held: Local::new(None), changed: Event::default(), ask: Rc::new(ask) }
     }
 
-    /// A new set has come.
+    /// A set has come; when it is older than the one that is held, it came late.
     pub fn hold(&self, issue: Issue) {
-        self.issue.with(|held| *held = Some(issue));
+        let since = rt::time::now();
+        self.held.with(|held| {
+            if held.as_ref().is_none_or(|held| held.issue.generation < issue.generation) {
+                *held = Some(Held { issue, since });
+            }
+        });
         self.changed.notify();
     }
 
@@ -64,7 +76,7 @@ impl Holder {
     pub async fn current(&self) -> Result<Current, String> {
         loop {
             let changed = self.changed.wait();
-            if let Some(issue) = self.issue.with(|issue| issue.clone()) {
+            if let Some(issue) = self.held.with(|held| held.as_ref().map(|held| held.issue.clone())) {
                 let generation = issue.generation;
                 return issue.credentials.map(|credentials| Current { generation, credentials });
             }
@@ -72,13 +84,23 @@ impl Holder {
         }
     }
 
-    /// The backend says that this generation has expired: waits a little for a later one.
+    /// The backend says that this generation has expired: waits a little for a later one, unless it has only just come: then it
+    /// is not refused for its age, and a later one would be refused as well. Why the first one may be asked for anew at any
+    /// time: nothing was refused before it.
     pub async fn refresh(&self, generation: u64) {
+        let has_just_come = self.held.with(|held| {
+            held.as_ref().is_some_and(|Held { issue, since }| {
+                issue.generation == generation && rt::time::now() - *since < Duration::from_secs(RETRY_S)
+            })
+        });
+        if has_just_come && generation > FIRST {
+            return;
+        }
         (self.ask)(generation);
         let later = async {
             loop {
                 let changed = self.changed.wait();
-                let held = self.issue.with(|issue| issue.as_ref().map_or(0, |issue| issue.generation));
+                let held = self.held.with(|held| held.as_ref().map_or(0, |held| held.issue.generation));
                 if held > generation {
                     return;
                 }
@@ -119,7 +141,7 @@ struct Last {
 /// A renewal is due when this part of a lifetime is left, and at least so long before its end.
 const RENEW_PART: u64 = 5;
 const RENEW_BEFORE_S: u64 = 15 * 60;
-/// How often it is tried again when it failed.
+/// How often it is tried again when it failed, or when what came of it is refused.
 const RETRY_S: u64 = 10;
 /// Of one call to a credential service.
 const SERVICE_TIME: Duration = Duration::from_secs(5);
@@ -130,7 +152,7 @@ type Given = (Option<Credentials>, Option<u64>);
 impl Keeper {
     pub fn new(source: CredentialSource, region: &str, trust: Option<Trust>) -> Self {
         let region = if region.is_empty() { "us-east-1" } else { region };
-        Self { source, region: region.to_owned(), trust, generation: 0, last: None }
+        Self { source, region: region.to_owned(), trust, generation: FIRST - 1, last: None }
     }
 
     /// The next set, or why there is none, and after how long to call again; `None` when only an expiry makes that necessary.
@@ -312,7 +334,10 @@ fn from_json(answer: &[u8]) -> Option<Temporary> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use super::*;
+    use crate::rt::cores::block_on;
 
     /// Goal: the answer of the metadata service is read, and half of one is none. Method: an example of each.
     #[test]
@@ -322,6 +347,32 @@ mod tests {
         let temporary = from_json(whole).expect("credentials");
         assert!(temporary.expires == 784_111_777 && temporary.credentials.secret_access_key.is("s/+="));
         assert!(from_json(br#"{"AccessKeyId": "ASIA"}"#).is_none() && from_json(b"\xff").is_none());
+    }
+
+    /// Goal: what a backend refuses is asked for anew, but not what has only just come after an earlier one was refused, until
+    /// some time is over; and a set that comes late replaces none. Method: sets that are refused as soon as they come and later.
+    #[test]
+    fn refused_again() {
+        let asked = Rc::new(RefCell::new(Vec::new()));
+        let asks = asked.clone();
+        let holder = Holder::new(move |generation| asks.borrow_mut().push(generation));
+        let issue = |generation| Issue { generation, credentials: Ok(None) };
+        block_on(async {
+            let mut refresh = Box::pin(holder.refresh(1));
+            holder.hold(issue(1));
+            assert!(rt::time::timeout(Duration::ZERO, refresh.as_mut()).await.is_err(), "it waits for a later one");
+            holder.hold(issue(3));
+            refresh.await;
+            holder.hold(issue(2));
+            assert_eq!(holder.current().await.map(|current| current.generation), Ok(3));
+            holder.refresh(3).await;
+            assert_eq!(*asked.borrow(), [1]);
+            let came = rt::time::now() - Duration::from_secs(RETRY_S);
+            holder.held.with(|held| held.iter_mut().for_each(|held| held.since = came));
+            let refresh = holder.refresh(3);
+            assert!(rt::time::timeout(Duration::ZERO, refresh).await.is_err());
+            assert_eq!(*asked.borrow(), [1, 3]);
+        });
     }
 
     /// Goal: renewals come well before the end, and never in a busy loop. Method: some lifetimes.

@@ -212,8 +212,8 @@ impl Owned {
             }
             Note::IsOwed { upload, reply, .. } => reply.send(self.0.queue.with(|queue| queue.contains(&upload))),
             Note::Expired { generation, .. } => {
-                if generation == self.0.generation.get() {
-                    self.0.refused.set(generation);
+                // Why not each time it is told: who tells it while the next set is on its way would cost one more.
+                if generation == self.0.generation.get() && self.0.refused.replace(generation) != generation {
                     self.0.expired.notify();
                 }
             }

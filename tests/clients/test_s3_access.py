@@ -270,6 +270,28 @@ def test_a_shared_file_and_expired_keys(store, fresh, tmp_path, code, asks_first
     assert "Credential=AKTWO/" in store.since(0, "GET")[-1].headers["authorization"]
 
 
+def test_keys_that_are_always_refused(store, service, fresh):
+    """The store calls whatever it is shown invalid: the service is asked once more, and then once in 10 s, however much is read
+    on however many cores."""
+
+    def answer(method, path, headers, body):
+        if method == "PUT":
+            return "imds-token"
+        return "the-role" if path.endswith("/security-credentials/") else temporary("AKBAD")
+
+    store._answer = lambda connection, request: store._send(connection, 400, ERROR.format("InvalidToken").encode(), request)
+    imds = service(answer)
+    begun = time.monotonic()
+    server = fresh(cores="4", **keyless(store) | {"s3.auth_method": "iam_role", "s3.iam_role_endpoint": imds.url})
+    with Client(server.address) as client:
+        for _ in range(32):
+            with fails(Code.NOT_FOUND):
+                read(client, unique(10))
+    took = time.monotonic() - begun
+    given = sum(path.endswith("/the-role") for _, path in imds.asked)
+    assert 2 <= given <= 2 + took // 10
+
+
 def test_no_role_at_all(store, service, fresh):
     """No service has credentials: nothing is sent, reads are misses within the bound, and the log says why."""
     nobody = service(lambda *asked: None)
