@@ -296,7 +296,7 @@ impl Client {
         let call = Call::new(Operation::Read, Method::DELETE, key);
         match within(HEAD_TIME, "answer", self.call(&call, &OutBody::empty)).await? {
             Answer::Ok(mut response) => {
-                while response.body.next().await?.is_some() {}
+                finish(&mut response.body).await;
                 Ok(())
             }
             Answer::Miss => Ok(()),

@@ -200,6 +200,18 @@ def test_an_upload_on_its_way_does_not_bring_it_back(store, fresh):
         assert client.find_missing([digest(content)]) == [digest(content)]
 
 
+def test_an_answer_without_end_holds_up_no_purge(store, fresh):
+    """The object is gone; what the store goes on to say about it is not listened to."""
+    server = fresh(**OPEN, **store.flags())
+    contents = [unique(700), unique(700)]
+    for content in contents:
+        store.objects[blob_key(content.hash)] = casblob(content.bytes())
+    store.methods, store.fault = ("DELETE",), "endless"
+    for content in contents:
+        assert ask(server, "DELETE", f"/cas/{content.hash}")[0] == 200
+    assert not store.objects
+
+
 def test_owed_uploads_are_forgotten(store, fresh):
     """What is owed to a sick store is not uploaded once it is purged and the store is well."""
     server = fresh(**OPEN, **store.flags())

@@ -52,6 +52,7 @@ class FaultStore:
     "trickle"       sends the body at `trickle` bytes a second
     "reset"         breaks the connection in the middle of the body
     "short"         ends the body too early, with a clean end of the connection
+    "endless"       to a DELETE: obeys, and never ends the answer's body
     "wrong"         sends a body with one other byte in its middle
     an int          answers with this status
     (int, str)      answers with this status and code
@@ -266,6 +267,11 @@ class FaultStore:
             return self._send(connection, 200, b"", request)
         if request.method == "DELETE":
             self.objects.pop(key, None)
+            if fault == "endless":
+                connection.sendall(b"HTTP/1.1 200 X\r\nTransfer-Encoding: chunked\r\n\r\n")
+                while not self._released.wait(0.01):
+                    connection.sendall(b"1000\r\n" + b" " * 0x1000 + b"\r\n")
+                return False
             return self._send(connection, 204, b"", request)
         if request.method not in ("GET", "HEAD"):
             return self._send(connection, 501, ERROR.format("NotImplemented").encode(), request)
