@@ -101,11 +101,11 @@ impl Owner {
             if !unfinished.is_empty() {
                 tracing::info!(backend = %settings.name, uploads = unfinished.len(), "uploads of the last run go on");
             }
-            let mut homeless = 0;
+            let (mut homeless, mut refused) = (0, 0);
             for owed in unfinished {
                 match backends.settings().upload(index, &owed) {
                     // What does not fit any more stays in the file until it is written anew.
-                    Some(upload) => drop(queue.push(upload)),
+                    Some(upload) => refused += u64::from(queue.push(upload) == Pushed::Refused),
                     None => homeless += 1,
                 }
             }
@@ -140,7 +140,7 @@ impl Owner {
                 wrong_logged: Cell::new(None),
                 counts: Counts::default(),
             }));
-            one.0.counts.refused.add(homeless);
+            one.0.counts.refused.add(homeless + refused);
             rt::spawn(one.clone().keep_credentials(keeper));
             rt::spawn(one.clone().watch_breaker());
             rt::spawn(one.clone().dispatch());
@@ -454,12 +454,16 @@ impl Owned {
                 self.strike(&upload);
             }
         }
+        self.renew_if_worn();
+        self.0.queue_changed.notify();
+    }
+
+    fn renew_if_worn(&self) {
         let unfinished = self.0.queue.with(|queue| queue.len());
         if self.0.ledger.is_worn(unfinished) {
             let settings = self.0.backends.settings();
             self.0.ledger.renew(self.0.queue.with(|queue| queue.all().map(|upload| settings.owed(&upload)).collect()));
         }
-        self.0.queue_changed.notify();
     }
 
     /// Tries owed uploads again: once in a while, ever more seldom while the backend takes none, and as soon as it is well
@@ -474,6 +478,9 @@ impl Owned {
                 kept = Some(now);
                 self.keep_owed().await;
             }
+            // Why here as well: while the backend takes nothing no upload ends, and yet what is refused for want of room is noted and
+            // struck out, and a file that could not be written may take it again.
+            self.renew_if_worn();
             let now = now - self.0.epoch;
             let is_due = self.state() == State::Closed && self.0.passes.with(|passes| passes.is_due(now));
             if is_due && self.0.queue.with(UploadQueue::retry_owed) > 0 {

@@ -105,7 +105,9 @@ impl<D: BlobDisk> Worker<D> {
                 Some(source) => backend.upload(upload, &source).await,
                 None => UploadEnd::Failed,
             },
-            Ok(None) | Err(_) => UploadEnd::Lost,
+            Ok(None) => UploadEnd::Lost,
+            // What is gone for good is found to be so by the next try.
+            Err(_) => UploadEnd::Failed,
         }
     }
 
