@@ -115,6 +115,20 @@ def test_what_the_store_lacks_is_sure(store, server, place):
         assert client.get_action(action) == newer
 
 
+def test_a_wrong_object_is_as_good_as_none(store, server):
+    """The store has other bytes under a blob's name: once that is found out the result is dropped, and the store's is found."""
+    content = unique(900)
+    store.objects[blob_key(content.hash)] = casblob(unique(900).bytes())
+    with Client(server.address) as client:
+        action = keep_here(store, client, server, message("ActionResult")(output_files=[{"path": "f", "digest": digest(content)}]))
+        with fails(Code.NOT_FOUND):
+            client.read(blob_name(content.hash, content.size))
+        newer = message("ActionResult")(exit_code=7)
+        store.objects[action_key(action.hash)] = newer.SerializeToString()
+        miss(client, action)
+        assert client.get_action(action) == newer
+
+
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
 def test_a_denial_is_remembered(store, server, method):
     """403 for a blob, as some stores say of what they do not have: for a while it is missing and not asked for again; then it is."""

@@ -77,12 +77,13 @@ impl Backend {
         found.with(|found| found.clone())
     }
 
-    /// Whether it is known that the backend has no such blob, which it has said itself, or is never asked. Why not where it denied
+    /// Whether it is known that the backend has no such blob: it has said so itself, or sent another one, or is never asked. Why not where it denied
     /// us a look: it does so as well for what it has, when something is wrong with the credentials.
     pub fn lacks(&self, digest: &Digest, scope: &Scope) -> bool {
-        let (_, key) = scope.cas_key(&digest.hash);
-        let known = self.bucket(scope).existence.with(|existence| existence.get(&key, self.now()));
-        known == Some(Presence::Absent) || digest.size > self.0.settings.max_proxy_blob_size
+        let (bucket, (_, key)) = (self.bucket(scope), scope.cas_key(&digest.hash));
+        let known = bucket.existence.with(|existence| existence.get(&key, self.now()));
+        let is_too_large = digest.size > self.0.settings.max_proxy_blob_size;
+        known == Some(Presence::Absent) || is_too_large || bucket.is_wrong(key, digest.size)
     }
 
     async fn exists(&self, name: &Upload) -> bool {
