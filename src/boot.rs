@@ -179,7 +179,7 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
         started_s: rt::time::unix_seconds(),
     };
     let mut meshes = backend::mesh::wire(if config.backends.is_some() { count } else { 0 }).into_iter();
-    let (quiet, closed) = (Barrier::new(count), Barrier::new(count));
+    let (served, quiet, closed) = (Barrier::new(count), Barrier::new(count), Barrier::new(count));
     let (shed_log, trust_log) = (ShedLog::default(), TrustLog::default());
     let budget = Budget::new(plan, count);
     let live = Latest::new(Live::of(&config));
@@ -227,6 +227,7 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
             access: access.as_ref().map(|(_, rules, passwords)| (rules.clone(), passwords.clone())),
             write_slots,
             writes_fit: writes_fit(&plan),
+            served: served.clone(),
             quiet: quiet.clone(),
             standing: standing.clone(),
             closed: closed.clone(),

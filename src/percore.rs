@@ -83,7 +83,9 @@ pub struct Kit {
     pub writes_fit: u32,
     /// The purges that stand: the same for all cores.
     pub standing: StandingPurges,
-    /// Passed when no core serves clients any more: from then on no peer asks this core's worker for anything.
+    /// Passed when no core serves clients any more: until then what they write is uploaded.
+    pub served: Barrier,
+    /// Passed when no core serves or uploads any more: from then on no peer asks this core's worker for anything.
     pub quiet: Barrier,
     /// Passed when every core has closed its disk: from then on nobody needs the segment pool.
     pub closed: Barrier,
@@ -145,6 +147,7 @@ pub async fn run(kit: Kit) {
         access,
         write_slots,
         writes_fit,
+        served,
         quiet,
         standing,
         closed,
@@ -300,6 +303,8 @@ pub async fn run(kit: Kit) {
         let _ = rt::time::timeout(limits::CUT_TIME, server.drained()).await;
     }
     if let Some((_, owner)) = &backends {
+        // Why not only this core's calls: what is written on the others is uploaded from here, too.
+        let _ = rt::time::race(served.pass(), rt::time::deadline(end)).await;
         // Why no time for who is taken over: clients wait, and the other process does what is owed.
         owner.drain(if offer.is_taken() { rt::time::now() } else { end }).await;
     }

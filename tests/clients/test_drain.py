@@ -14,6 +14,7 @@ from content import unique
 from peer import Peer
 from reapi import BYTE_STREAM, CAPABILITIES, Client, blob_name, message, upload_name, write_requests
 from streams import check_read
+from test_metrics import scrape
 from wait import until
 
 MIB = 1 << 20
@@ -136,6 +137,30 @@ def test_calls_and_uploads_share_the_wait(fresh, store):
     store.heal()
     server.start()
     until(lambda: blob_key(content.hash) in store.objects, "the upload")
+
+
+def test_the_last_write_is_uploaded(fresh, store):
+    """The core that owns the store has no calls any more when a write on another core ends: that is still uploaded."""
+    server = fresh(cores="2", http_address="127.0.0.1:0", **store.flags())
+    content = unique(6 * MIB)
+    # The first core owns the only store, and the first connections may be its as well.
+    clients = []
+    while not clients or scrape(server)['bazel_remote_connections{core="1",protocol="grpc"}'] == 0:
+        assert len(clients) < 8, "no connection went to the second core"
+        clients.append(Client(server.address))
+        clients[-1].capabilities()
+    *others, client = clients
+    for other in others:
+        other.channel.close()
+    with client:
+        finish, upload = held_upload(client, content, 3)
+        server.signal(signal.SIGTERM)
+        until(lambda: refused(server.address), "draining")
+        finish()
+        assert upload.result(timeout=20).committed_size == content.size
+    assert server.wait(20) == 0
+    assert blob_key(content.hash) in store.objects
+    assert "left to the next start" not in server.log
 
 
 @pytest.mark.parametrize("first, second", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGINT)])
