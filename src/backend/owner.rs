@@ -507,11 +507,11 @@ impl Owned {
         }
     }
 
-    /// Waits until nothing is ready or running, or the backend takes nothing.
+    /// Waits until nothing runs or has its turn, or the backend takes nothing.
     async fn drained(&self) {
         loop {
             let changed = self.0.queue_changed.wait();
-            let idle = self.0.queue.with(|queue| queue.depth() == 0);
+            let idle = self.0.queue.with(|queue| queue.is_idle());
             if idle || self.state() != State::Closed {
                 return;
             }

@@ -200,6 +200,11 @@ impl UploadQueue {
         self.ready.len() + self.running
     }
 
+    /// Whether nothing runs, and nothing would be started.
+    pub fn is_idle(&self) -> bool {
+        self.depth() == 0 && (self.overflow.is_empty() || self.limits.running == 0)
+    }
+
     pub fn running(&self) -> usize {
         self.running
     }
@@ -324,6 +329,7 @@ mod tests {
         for number in 0..5 {
             assert_eq!(queue.start(), Some(upload(number)));
             queue.finish(upload(number), if number == 3 { End::Owed } else { End::Done });
+            assert_eq!(queue.is_idle(), number == 4, "after {number}");
         }
         assert_eq!((queue.start(), queue.owed(), queue.retry_owed()), (None, 1, 1));
         assert_eq!(queue.start(), Some(upload(3)));
@@ -337,6 +343,7 @@ mod tests {
         queue.throttled();
         queue.succeeded();
         assert_eq!((queue.retry_owed(), queue.start(), queue.owed(), queue.depth()), (0, None, 1, 0));
+        assert!(queue.is_idle());
     }
 
     /// Goal: a thing that changes while it is uploaded is uploaded again. Method: one, step by step.
