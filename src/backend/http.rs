@@ -1,6 +1,6 @@
 //! HTTP/1.1 towards one server: connections that are kept for a while and used again. Core-local.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
@@ -108,6 +108,14 @@ impl OutBody {
         Self::Pieces(VecDeque::new())
     }
 
+    /// Bytes that are still to come.
+    fn left(&self) -> u64 {
+        match self {
+            Self::Pieces(pieces) => pieces.iter().map(|piece| piece.len() as u64).sum(),
+            Self::Stream { left, .. } => *left,
+        }
+    }
+
     /// The next bytes, for whoever reads a body without sending it.
     pub async fn next(&mut self) -> Result<Option<Bytes>, HttpError> {
         let frame = poll_fn(|context| Pin::new(&mut *self).poll_frame(context)).await;
@@ -138,20 +146,53 @@ impl hyper::body::Body for OutBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.size_hint().exact() == Some(0)
+        self.left() == 0
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(match self {
-            Self::Pieces(pieces) => pieces.iter().map(|piece| piece.len() as u64).sum(),
-            Self::Stream { left, .. } => *left,
-        })
+        SizeHint::with_exact(self.left())
+    }
+}
+
+/// A body that is being sent.
+struct Outgoing {
+    body: OutBody,
+    /// Bytes that the connection has not taken yet.
+    left: Rc<Cell<u64>>,
+}
+
+impl Outgoing {
+    fn of(request: Request<OutBody>) -> (Request<Self>, Rc<Cell<u64>>) {
+        let left = Rc::new(Cell::new(request.body().left()));
+        (request.map(|body| Self { body, left: left.clone() }), left)
+    }
+}
+
+impl hyper::body::Body for Outgoing {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.get_mut();
+        let frame = Pin::new(&mut this.body).poll_frame(context);
+        this.left.set(this.body.left());
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
 /// An answer's head, and its body.
 pub struct Response {
     pub status: u16,
+    /// Bytes of the request's body that were not sent when it came.
+    pub unsent: u64,
     pub headers: HeaderMap,
     pub body: Body,
 }
@@ -291,7 +332,7 @@ impl Drop for Attempt<'_> {
 }
 
 struct Connection {
-    sender: SendRequest<OutBody>,
+    sender: SendRequest<Outgoing>,
     /// Ends the task that drives the connection.
     cut: Event,
     born: Instant,
@@ -332,33 +373,39 @@ impl Pool {
             if connection.sender.ready().await.is_err() {
                 continue;
             }
-            let request = request();
-            let sends = !request.body().is_end_stream();
+            let (request, left) = Outgoing::of(request());
+            let sends = left.get() > 0;
             match connection.sender.send_request(request).await {
-                Ok(response) => return Ok(self.response(response, connection, sends)),
+                Ok(response) => return Ok(self.response(response, connection, sends, left.get())),
                 // Nothing of an answer has come.
                 Err(error) if is_dead(&error) => break,
                 Err(error) => return Err(self.error(&error)),
             }
         }
         let mut connection = self.connect().await?;
-        let request = request();
-        let sends = !request.body().is_end_stream();
+        let (request, left) = Outgoing::of(request());
+        let sends = left.get() > 0;
         match connection.sender.send_request(request).await {
-            Ok(response) => Ok(self.response(response, connection, sends)),
+            Ok(response) => Ok(self.response(response, connection, sends, left.get())),
             Err(error) => Err(self.error(&error)),
         }
     }
 
     /// `sends`: the request has a body.
-    fn response(&self, response: hyper::Response<Incoming>, connection: Connection, sends: bool) -> Response {
+    fn response(
+        &self,
+        response: hyper::Response<Incoming>,
+        connection: Connection,
+        sends: bool,
+        unsent: u64,
+    ) -> Response {
         let (head, incoming) = response.into_parts();
         let status = head.status.as_u16();
         // Why not: who refuses a body need not have read it, and may then read nothing more. An object that is there already
         // (412) is no such refusal, and is common.
         let again = !sends || status < 400 || status == 412;
         let body = Body { incoming, connection: Some((self.clone(), connection)), again };
-        Response { status, headers: head.headers, body }
+        Response { status, unsent, headers: head.headers, body }
     }
 
     fn error(&self, error: &hyper::Error) -> HttpError {

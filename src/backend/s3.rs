@@ -383,6 +383,10 @@ impl Client {
                     let verdict = s3_message::judge(call.operation, status, &error);
                     let ErrorBody { code, message, .. } = error;
                     match self.with_clock(verdict, &response) {
+                        // No acknowledgement of what has not all been sent.
+                        Verdict::Ok if response.unsent > 0 => {
+                            (Reason::Transient, unexpected("answered in the middle of the upload", status))
+                        }
                         Verdict::Ok => return Ok(Answer::Ok(Box::new(response))),
                         Verdict::Miss => return Ok(Answer::Miss),
                         Verdict::Exists => return Ok(Answer::Exists),

@@ -116,6 +116,19 @@ def test_what_is_there_is_not_sent(any_store, fresh):
         until(lambda: not held(server, store), "the connection is closed")
 
 
+def test_a_success_too_early_is_none(store, fresh):
+    """200 at the head of a large upload: it is made again, and done only when all of it was sent."""
+    server = begin(fresh, store, cores="1")
+    store.early = (200, "close")
+    with Client(server.address) as client:
+        content = unique(32 * MIB)
+        upload(client, content)
+        until(lambda: store.answered_early, "the answer")
+        store.early = None
+        until(lambda: outcome(server, "created") == 1, "the upload", timeout_s=60)
+        assert store.objects.get(blob_key(content.hash, raw=True)) == content.bytes()
+
+
 def test_half_a_refusal(store, fresh):
     """A status whose document never ends is believed after ten seconds, not only when the time of the upload is over."""
     server = begin(fresh, store, cores="1")
