@@ -95,9 +95,10 @@ pub const HTTP2_DATA_FRAME_LEN_LEAST: usize = 5 + 3 + 2;
 /// ended (ENHANCE_YOUR_CALM). Why so much, 6.4 MB: a stream's window has 26,214 of the shortest frames, each 246 too short, and
 /// none is read while the drive holds up its upload, or while the connection has its turn. At 540 bytes each these take 14 MB;
 /// the most that a client can make of it, with frames of 100 bytes in the largest window of a connection, are 41,000 that take
-/// 22 MB.
+/// 22 MB. A small memory limit allows less (`net::http2`), but 8 frames of one byte for each stream in any case.
 pub const HTTP2_DATA_FRAME_BUDGET: usize =
     HTTP2_STREAM_WINDOW as usize / HTTP2_DATA_FRAME_LEN_LEAST * (256 - HTTP2_DATA_FRAME_LEN_LEAST);
+pub const HTTP2_DATA_FRAME_BUDGET_MIN: usize = 8 * 256 * HTTP2_STREAMS_MAX as usize;
 /// Bytes of one stream's reply that HTTP/2 holds unsent before its handler has to wait: a message of as much as one read brings
 /// of a long blob, to the byte, since the rest of one would go out alone.
 pub const HTTP2_SEND_BUFFER_LEN: usize = READ_AHEAD_FRAMES * FRAME_LEN + READ_MESSAGE_OVERHEAD;

@@ -117,8 +117,8 @@ async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
 /// Why by the memory limit: nothing is charged with them, and they cost two bytes for each of these.
 fn data_frame_budget(settings: &Settings) -> usize {
     let part = settings.purse.share(Use::Windows) / limits::HTTP2_CONNECTION_WINDOW_PART;
-    let least = 8 * 256 * limits::HTTP2_STREAMS_MAX as usize;
-    usize::try_from(4 * part).unwrap_or(usize::MAX).clamp(least, limits::HTTP2_DATA_FRAME_BUDGET)
+    let (min, max) = (limits::HTTP2_DATA_FRAME_BUDGET_MIN, limits::HTTP2_DATA_FRAME_BUDGET);
+    usize::try_from(4 * part).unwrap_or(usize::MAX).clamp(min, max)
 }
 
 /// Polls the connection until it ends: accepts calls, answers pings, moves data, and says goodbye when asked.

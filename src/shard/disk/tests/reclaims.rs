@@ -89,6 +89,18 @@ impl ByHand {
         stored
     }
 
+    /// Fills segments 0 and 1, purges what segment 0 holds, so that its tombs stand in segment 1, and leaves little else there.
+    /// Returns what was purged.
+    async fn purge_first(&self) -> Vec<Blob> {
+        let mut first = self.fill_to(1, 0).await;
+        first.pop();
+        let keys: Vec<Key> = first.iter().map(|blob| blob.key).collect();
+        assert_eq!(self.disk().purge(&keys).await, Ok(vec![true; keys.len()]));
+        let second = self.fill_to(2, 1000).await;
+        self.thin_out(&second).await;
+        first
+    }
+
     /// Removes every other one. The rest, and those that are gone.
     async fn thin_out(&self, blobs: &[Blob]) -> (Vec<Blob>, Vec<Blob>) {
         let (mut rest, mut gone) = (Vec::new(), Vec::new());
@@ -208,12 +220,7 @@ fn the_erasure_of_tombs_comes_after_that_of_what_they_remove() {
     let dir = directory();
     block_on(async {
         let mut hand = ByHand::open(dir.path(), Ack::Flushed).await;
-        let mut first = hand.fill_to(1, 0).await;
-        first.pop();
-        let keys: Vec<Key> = first.iter().map(|blob| blob.key).collect();
-        assert_eq!(hand.disk().purge(&keys).await, Ok(vec![true; keys.len()]));
-        let second = hand.fill_to(2, 1000).await;
-        hand.thin_out(&second).await;
+        hand.purge_first().await;
         let done: Rc<RefCell<Vec<(Operation, u64)>>> = Rc::default();
         let seen = done.clone();
         let faults = plan(move |operation, offset| {
@@ -239,12 +246,7 @@ fn a_moved_tomb_removes_what_is_older_and_nothing_else() {
     let dir = directory();
     block_on(async {
         let mut hand = ByHand::open(dir.path(), Ack::Flushed).await;
-        let mut first = hand.fill_to(1, 0).await;
-        first.pop();
-        let keys: Vec<Key> = first.iter().map(|blob| blob.key).collect();
-        assert_eq!(hand.disk().purge(&keys).await, Ok(vec![true; keys.len()]));
-        let second = hand.fill_to(2, 1000).await;
-        hand.thin_out(&second).await;
+        let first = hand.purge_first().await;
         let (again, gone) = first.split_at(first.len() / 2);
         for blob in again {
             hand.world.put(blob).await.expect("stored again");
