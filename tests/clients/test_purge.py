@@ -18,7 +18,13 @@ from server import Server, StartError
 from wait import until
 
 MIB = 1 << 20
-OPEN = {"http_address": "127.0.0.1:0", "allow_unauthenticated_purges": "true", "enable_endpoint_metrics": "true"}
+OPEN = {
+    "http_address": "127.0.0.1:0",
+    "allow_unauthenticated_purges": "true",
+    "enable_endpoint_metrics": "true",
+    # Some of these servers are killed at once.
+    "ack": "flushed",
+}
 
 
 def ask(server: Server, method: str, path: str, body: bytes | None = None, accept: str = "*/*"):

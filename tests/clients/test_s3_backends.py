@@ -51,7 +51,8 @@ def make(fresh, stores, tmp_path):
 
     def start(environment=TRUST, stores=stores, **flags):
         file = config(tmp_path / "config.yaml", stores)
-        return fresh(environment=environment, http_address="127.0.0.1:0", config_file=file, **flags)
+        # Flushed: some of these servers are killed at once.
+        return fresh(environment=environment, http_address="127.0.0.1:0", config_file=file, **{"ack": "flushed"} | flags)
 
     return start
 
