@@ -263,28 +263,80 @@ def test_a_store_does_not_bring_results_back(store, fresh, crash):
         assert not any(has(client, key, "good") for key in [*good, later])
 
 
-def test_a_result_on_its_way_here_does_not_stay(store, fresh):
-    """A read-through that has begun before the purge ends as a miss, and leaves nothing."""
+class HeldHalfway:
+    """An object whose second half the store sends after `go`, whatever has become of the object meanwhile."""
+
+    def __init__(self, data: bytes):
+        self.data, self.size, self.go = data, len(data), threading.Event()
+
+    def chunks(self):
+        yield self.data[: self.size // 2]
+        self.go.wait(30)
+        yield self.data[self.size // 2 :]
+
+
+@pytest.mark.parametrize("by", ["the blob's hash", "the action's hash", "all actions"])
+def test_what_is_on_its_way_here_does_not_stay(store, fresh, by):
+    """A read-through that has begun before the purge ends as a miss and leaves nothing, though all of the object comes."""
     server = fresh(**OPEN, **store.flags())
-    key = digest_of(unique(30).bytes())
-    name = action_key(key.hash)
-    store.objects[name] = message("ActionResult")(exit_code=1, stdout_raw=b"x" * 1000).SerializeToString()
-    store.sick[name] = "stalled_body"
-    found = []
+    content = unique(5000)
+    is_blob = by == "the blob's hash"
+    name = blob_key(content.hash) if is_blob else action_key(content.hash)
+    result = message("ActionResult")(exit_code=1, stdout_raw=b"x" * 1000).SerializeToString()
+    held = store.objects[name] = HeldHalfway(casblob(content.bytes()) if is_blob else result)
 
-    def read():
+    def reads() -> bool:
         with Client(server.address) as reader:
-            found.append(has(reader, key))
+            if not is_blob:
+                return has(reader, digest(content))
+            try:
+                return reader.read(blob_name(content.hash, content.size)) == content.bytes()
+            except Exception as error:
+                assert error.code() == Code.NOT_FOUND, error
+                return False
 
-    reading = threading.Thread(target=read)
+    found = []
+    reading = threading.Thread(target=lambda: found.append(reads()))
     reading.start()
     until(lambda: store.count("GET", name) > 0, "the read-through")
-    purged(server, "POST", "/admin/purge?all=true")
+    if by == "all actions":
+        purged(server, "POST", "/admin/purge?all=true")
+    else:
+        purged(server, "DELETE", f"/{'cas' if is_blob else 'ac'}/{content.hash}")
+    held.go.set()
     reading.join(30)
     assert found == [False]
-    store.sick.clear()
+    store.objects.clear()
     with Client(server.address) as client:
-        assert not has(client, key)
+        if is_blob:
+            assert client.find_missing([digest(content)]) == [digest(content)]
+        else:
+            assert not has(client, digest(content))
+
+
+def test_what_comes_back_while_the_store_deletes_does_not_stay(store, fresh):
+    """Until its object is gone a blob may be read through, and lands in the cache: it goes from there once more."""
+    arrived, go = threading.Event(), threading.Event()
+
+    def hold(request):
+        if request.method == "DELETE":
+            arrived.set()
+            go.wait(30)
+
+    server = fresh(**OPEN, **store.flags())
+    store.gate = hold
+    content = unique(5000)
+    store.objects[blob_key(content.hash)] = casblob(content.bytes())
+    answers = []
+    purge = threading.Thread(target=lambda: answers.append(ask(server, "DELETE", f"/cas/{content.hash}")))
+    purge.start()
+    assert arrived.wait(30)
+    with Client(server.address) as client:
+        assert client.read(blob_name(content.hash, content.size)) == content.bytes()
+        go.set()
+        purge.join(30)
+        assert answers[0][0] == 200 and not store.objects
+        assert client.find_missing([digest(content)]) == [digest(content)]
 
 
 def test_values_that_are_no_results(fresh):
