@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 
 from content import unique
-from metrics import get, scrape
+from metrics import get, scrape, scrape_at_rest
 from reapi import BYTE_STREAM, Client, Code, blob_name, digest, fails, message, upload_name, write_requests
 from server import Server, StartError, free_port, scratch
 from wait import until
@@ -90,8 +90,11 @@ def test_promtool_has_nothing_to_say(server):
 def test_status_has_the_known_keys(server):
     content = unique(MIB)
     with Client(server.address) as client:
+        # What is not asked for in time is as it was then.
+        scrape(server)
         before = json.loads(get(server, "/status"))
         client.write(upload_name(content.hash, content.size), content.chunks())
+        scrape(server)
         after = json.loads(get(server, "/status"))
     keys = "CurrSize UncompressedSize ReservedSize MaxSize NumFiles ServerTime GitCommit GitTags NumGoroutines"
     assert list(after) == keys.split()
@@ -119,14 +122,14 @@ def test_buckets_of_an_operator(fresh):
 def test_counts_follow_what_happens(server):
     content = unique(3 * MIB)
     with Client(server.address) as client:
-        before = scrape(server)
+        before = scrape_at_rest(server)
         assert client.missing(digest(content))
         client.write(upload_name(content.hash, content.size), content.chunks())
         client.write(upload_name(content.hash, content.size), content.chunks())
         assert client.read(blob_name(content.hash, content.size)) == content.bytes()
         with fails(Code.NOT_FOUND):
             client.read(blob_name(unique(10).hash, 10))
-        after = scrape(server)
+        after = scrape_at_rest(server)
 
     def moved(name: str) -> float:
         full = name if name.startswith("grpc_") else f"bazel_remote_{name}"
@@ -150,7 +153,6 @@ def test_counts_follow_what_happens(server):
     assert moved("present_blobs_total") == 1
     assert moved("disk_cache_entries") == 1
     assert moved("disk_cache_large_blobs") == 1
-    assert after["bazel_remote_calls_inflight"] == 0
 
 
 def test_head_and_refusals(server):
@@ -234,7 +236,6 @@ def test_a_saturated_server_answers(fresh):
         for thread in threads:
             thread.join(120)
     assert all(ended)
-    after = scrape(server)
+    after = scrape_at_rest(server)
     assert after["bazel_remote_stored_blobs_total"] == len(ended)
-    assert after["bazel_remote_calls_inflight"] == 0
     assert after['http_request_duration_seconds_count{code="200",handler="metrics",method="GET",service=""}'] > 40
