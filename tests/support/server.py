@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import random
 import re
 import shutil
 import signal
@@ -29,10 +30,21 @@ def scratch(prefix: str) -> pathlib.Path:
     return pathlib.Path(tempfile.mkdtemp(prefix=prefix + "-", dir=SCRATCH))
 
 
-def free_port() -> int:
-    """A port that nobody had a moment ago, for programs that cannot choose one themselves."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+def is_free(port: int) -> bool:
+    with socket.socket() as tried:
+        try:
+            tried.bind(("127.0.0.1", port))
+            return True
+        except OSError:
+            return False
+
+
+def free_port(below: int | None = None) -> int:
+    """A free port for programs that cannot choose one themselves: none of those that the kernel gives to whoever asks for any, so
+    that it is still free when they take it."""
+    given = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = range(10_000, below or max(given, 20_000))
+    return next(port for port in iter(lambda: random.choice(ports), None) if is_free(port))
 
 
 def port_of(address: str) -> int:

@@ -2,31 +2,24 @@
 
 import json
 import pathlib
-import socket
 import subprocess
 import sys
 import time
 
 from bucket import StoreProcess
-from server import scratch
+from server import free_port, is_free, scratch
 
 START_S = 60
 
 
 def _ports(count: int) -> list[int]:
     """Ports P for which P + 10000 is free too: weed takes that for its gRPC."""
-    found = []
-    for port in range(20000 + (hash(str(scratch)) % 1000) * 20, 50000):
-        with socket.socket() as one, socket.socket() as two:
-            try:
-                one.bind(("127.0.0.1", port))
-                two.bind(("127.0.0.1", port + 10000))
-            except (OSError, OverflowError):
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("no free ports")
+    found: set[int] = set()
+    while len(found) < count:
+        port = free_port(below=20_000)
+        if is_free(port + 10_000):
+            found.add(port)
+    return list(found)
 
 
 class Weed(StoreProcess):
