@@ -115,12 +115,13 @@ def test_an_upload_that_stands_still_gives_way(fresh):
 
 def test_refusals_are_logged_by_the_dozen(fresh):
     server = fresh(max_inflight_cas_writes=1, write_queue_wait="0s")
+    contents = [unique(100) for _ in range(100)]
     with Client(server.address) as client, held(client, unique(4 * MIB)):
         begun = time.monotonic()
-        for _ in range(100):
-            content = unique(100)
-            with fails(Code.FAILED_PRECONDITION):
-                client.write(upload_name(content.hash, content.size), content.chunks())
+        calls = [
+            client.start_write(write_requests(upload_name(one.hash, one.size), one.chunks())) for one in contents
+        ]
+        assert {call.exception().code() for call in calls} == {Code.FAILED_PRECONDITION}
         seconds = time.monotonic() - begun
         until(lambda: "more in the last second" in server.log, "the rest is counted")
         assert 10 <= len(names(server.log)) <= 10 * (int(seconds) + 2)

@@ -2,7 +2,6 @@
 Method: a grpcio client against the running server; every error of the API's lists is provoked once."""
 
 import random
-import time
 
 import pytest
 import zstandard
@@ -49,10 +48,8 @@ def test_find_missing_of_14000_at_once(client):
     absent = random_digests(13_800, seed=3)
     asked = held + absent
     random.Random(4).shuffle(asked)
-    started = time.monotonic()
     found = client.find_missing(asked, digest_function=SHA256)
     assert {key.hash for key in found} == {key.hash for key in absent}
-    assert time.monotonic() - started < 10
 
 
 def test_the_size_is_part_of_the_digest(client):

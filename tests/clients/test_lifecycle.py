@@ -26,16 +26,16 @@ def test_idle_timeout(fresh):
 
 
 def test_a_call_in_flight_is_no_idleness(fresh):
-    server = fresh(idle_timeout="1s")
+    server = fresh(idle_timeout="3s")
     with Peer(server.port) as caller:
         caller.call(f"{BYTE_STREAM}/Write")
-        assert not caller.pump(lambda: caller.closed, 4)
+        assert not caller.pump(lambda: caller.closed, 6)
         assert server.process.poll() is None
     assert server.wait(20) == 0
 
 
 def test_connections_have_an_age(fresh):
-    server = fresh(grpc_max_connection_age="1s", grpc_max_connection_age_grace="2s")
+    server = fresh(grpc_max_connection_age="3s", grpc_max_connection_age_grace="3s")
     with Peer(server.port) as idle, Peer(server.port) as busy:
         assert idle.unary(GET_CAPABILITIES, b"").grpc_status == 0
         busy.call(f"{BYTE_STREAM}/Write")

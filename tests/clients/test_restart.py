@@ -119,7 +119,7 @@ def test_killed_under_load(fresh, round):
 
     def load(seed: int):
         source = random.Random(seed)
-        with Client(server.address, deadline_s=20) as client:
+        with Client(server.address) as client:
             for number in range(10_000):
                 content = unique(source.choice([500, 5000, 5000, 5000, 300_000, 2 * MIB]))
                 with lock:
@@ -136,7 +136,7 @@ def test_killed_under_load(fresh, round):
     threads = [threading.Thread(target=load, args=(100 * round + number,)) for number in range(8)]
     for thread in threads:
         thread.start()
-    assert going.wait(60)
+    assert going.wait(120)
     server.kill()
     for thread in threads:
         thread.join(30)

@@ -5,6 +5,7 @@ Method: two stores of our own, one of which can be sick, and one server in front
 import concurrent.futures
 import http.client
 import json
+import statistics
 import time
 
 import pytest
@@ -73,11 +74,9 @@ def read(client, content) -> bytes:
     return client.read(blob_name(content.hash, content.size))
 
 
-def misses(client, content) -> float:
-    begun = time.monotonic()
+def misses(client, content) -> None:
     with fails(Code.NOT_FOUND):
         read(client, content)
-    return time.monotonic() - begun
 
 
 def series(server, name: str, **labels) -> float:
@@ -298,17 +297,19 @@ def test_a_sick_store_changes_nothing_for_a_well_one(stores, make, sickness):
             upload(ill, content)
         waiting = [pool.submit(misses, ill, content) for content in cold]
         asked = [pool.submit(ill.find_missing, [digest(unique(100)) for _ in range(200)]) for _ in range(20)]
-        begun = time.monotonic()
+        times = []
         for content in warm:
+            begun = time.monotonic()
             assert not fine.missing(digest(content))
             assert read(fine, content) == content.bytes()
+            times.append(time.monotonic() - begun)
         new = [unique(2000) for _ in range(20)]
         for content in new:
             upload(fine, content)
         keys = {f"t/1/{blob_key(content.hash)}" for content in new}
         until(lambda: keys <= well.objects.keys(), "the uploads to the well store")
-        # Seconds, where the sick one alone holds a read for ten; generous for a busy machine.
-        assert time.monotonic() - begun < 9, "the well store's clients waited for the sick one"
+        # A busy machine delays a few: whoever waits for the sick one does so each time, for seconds.
+        assert statistics.median(times) < 1, f"the well store's clients waited for the sick one: {times}"
         for call in [*waiting, *asked]:
             call.result(60)
     assert series(server, "s3_breaker_state", backend=name_of(well)) == 0

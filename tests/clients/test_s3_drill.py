@@ -118,10 +118,11 @@ def bystander(server, what: str):
         stop.set()
         thread.join(60)
     assert not seen.errors, seen.errors[:3]
-    for name in ("hits", "checks", "writes"):
+    # Others who use the drive hold up writes for seconds, and nothing else.
+    for name, most_s in [("hits", 2), ("checks", 2), ("writes", HEAD_S)]:
         times = getattr(seen, name)
         report(f"{what}: local {name}", times)
-        assert max(times) < 2, f"local {name} waited for the store"
+        assert statistics.median(times) < 1 and max(times) < most_s, f"local {name} waited for the store"
 
 
 def report(what: str, times: list[float]) -> None:
@@ -165,7 +166,7 @@ def test_a_black_hole(store, server, clients):
             assert time.monotonic() - silent < OPEN_S + PROBE_S + SLACK_S
         assert [request.method for request in store.since(silent)] == ["GET"], "more than a probe was sent"
         report("open: misses", waits)
-        assert statistics.median(waits) < 1 and max(waits) < 2
+        assert statistics.median(waits) < 1 and max(waits) < PROBE_S - 1, "misses waited for a probe"
 
         store.heal()
         healed = time.monotonic()
@@ -208,7 +209,7 @@ def test_a_brownout(store, server, clients):
             waits += misses(clients)
             assert time.monotonic() - opened < OPEN_S + SLACK_S, "the slow body holds up the probe"
         report("open and half-open: misses", waits)
-        assert max(waits) < 2
+        assert max(waits) < SLACK_S
 
         with Client(server.address) as slow_client:
             stream = slow_client.read_call(blob_name(large.hash, large.size))
@@ -219,7 +220,7 @@ def test_a_brownout(store, server, clients):
                 assert read(clients[number % len(clients)], content) == content.bytes()
                 times.append(time.monotonic() - begun)
             report("reads through beside a slow body", times)
-            assert max(times) < 2
+            assert statistics.median(times) < 1 and max(times) < HEAD_S
             received += len(next(stream).data)
             assert received < large.size
             stream.cancel()

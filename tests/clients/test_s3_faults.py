@@ -2,8 +2,10 @@
 Method: a store of our own with one sickness at a time, in front of it one server; times are bounds that the rules give.
 What takes long stands in `test_s3_drill.py`, each operation with each fault in `test_s3_matrix.py`."""
 
+import collections
 import concurrent.futures
 import http.client
+import statistics
 import threading
 import time
 
@@ -213,10 +215,10 @@ def test_the_breaker(store, server):
     with Client(server.address) as client:
         open_breaker(client, server)
         opened = time.monotonic()
-        accepted = store.accepted
-        waits = sorted(miss(client) for _ in range(50))
-        assert waits[25] < 0.05, waits
-        assert store.accepted == accepted
+        before = series(server, "short_circuits_total", backend="default")
+        for _ in range(50):
+            miss(client)
+        assert series(server, "short_circuits_total", backend="default") == before + 50, "the store was asked"
         store.listen()
         until(lambda: state(server) == 0, "a probe closes it", timeout_s=15 + SLACK_S)
         assert time.monotonic() - opened > 10
@@ -235,20 +237,19 @@ def test_local_things_never_wait(store, server):
         store.fault = "silent"
         waiting = [pool.submit(miss, client) for _ in range(200)]
         until(lambda: store.in_flight > 20, "reads that hang")
-        times = []
+        times = collections.defaultdict(list)
         with Client(server.address) as other:
             for content in local:
-                for call in (
-                    lambda: other.read(blob_name(content.hash, content.size)),
-                    lambda: other.missing(digest(content)),
-                    lambda: upload(other, unique(1000)),
-                ):
+                for kind, call in [
+                    ("read", lambda: other.read(blob_name(content.hash, content.size))),
+                    ("check", lambda: other.missing(digest(content))),
+                    ("write", lambda: upload(other, unique(1000))),
+                ]:
                     begun = time.monotonic()
                     call()
-                    times.append(time.monotonic() - begun)
-        times.sort()
-        # A busy machine delays a few: whoever waits for the store does so each time.
-        assert times[len(times) // 2] < 0.05 and times[len(times) * 9 // 10] < 1, times
+                    times[kind].append(time.monotonic() - begun)
+        # A busy machine delays a few: whoever waits for the store does so each time, for two seconds and more.
+        assert all(statistics.median(each) < 1 for each in times.values()), times
         assert max(wait.result(60) for wait in waiting) < 10 + SLACK_S
 
 
@@ -260,10 +261,10 @@ def test_existence_checks_are_bounded(store, server):
         for _ in range(3):
             assert client.find_missing([digest(there), digest(absent)]) == [digest(absent)]
         assert store.count("HEAD", blob_key(there.hash)) == 1
+        others = [digest(unique(10)) for _ in range(300)]
         store.fault = "silent"
         begun = time.monotonic()
-        others = [unique(10) for _ in range(300)]
-        assert len(client.find_missing([digest(content) for content in others])) == 300
+        assert len(client.find_missing(others)) == 300
         assert 1.5 < time.monotonic() - begun < 2 + SLACK_S
 
 
@@ -283,10 +284,8 @@ def test_an_absence_is_believed_for_a_while(store, fresh):
 def test_writes_do_not_ask_the_store(store, server):
     store.fault = "silent"
     with Client(server.address) as client:
-        begun = time.monotonic()
         for _ in range(20):
             upload(client, unique(500))
-        assert time.monotonic() - begun < SLACK_S
         assert store.count("HEAD") == 0
 
 

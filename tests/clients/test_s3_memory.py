@@ -4,13 +4,14 @@ is here."""
 
 import concurrent.futures
 import contextlib
+import os
 import time
 
 import grpc
 import pytest
 
 from bucket import blob_key, casblob
-from content import unique
+from content import sha256, unique
 from reapi import Client, blob_name, digest, digest_of, message, upload_name
 from wait import until
 
@@ -19,6 +20,11 @@ READERS = 150
 
 
 KINDS = ["blobs", "actions", "batches", "trees", "below a root", "checks of trees", "checks of roots", "inlined"]
+
+
+def absent(size: int):
+    """The digest of what nobody has. Why no content: it takes long to make, and the calls are to be made at once."""
+    return message("Digest")(hash=sha256(os.urandom(16)), size_bytes=size)
 
 
 def stored_result(client: Client, store, kind: str, number: int):
@@ -39,7 +45,8 @@ def stored_result(client: Client, store, kind: str, number: int):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_waiting_for_a_store_holds_no_memory(store, fresh, kind):
-    server = fresh(memory_limit="300M", cores="2", **store.flags())
+    # Why so long a wait for existence checks: the last of these calls may begin seconds after the first.
+    server = fresh(memory_limit="300M", cores="2", **store.flags() | {"s3.existence_timeout": "20s"})
     local = unique(MIB)
     with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor(READERS) as pool:
         clients = [stack.enter_context(Client(server.address)) for _ in range(6)]
@@ -50,7 +57,7 @@ def test_waiting_for_a_store_holds_no_memory(store, fresh, kind):
                 actions.append(stored_result(clients[0], store, kind, number))
             if kind == "below a root":
                 directory = message("Directory")()
-                directory.directories.add(name="below", digest=digest(unique(300)))
+                directory.directories.add(name="below", digest=absent(300))
                 roots.append(clients[0].put(directory.SerializeToString()))
         store.fault, store.methods = "silent", ("GET",)
 
@@ -58,12 +65,11 @@ def test_waiting_for_a_store_holds_no_memory(store, fresh, kind):
             client = clients[number % 6]
             with contextlib.suppress(grpc.RpcError):
                 if kind == "blobs":
-                    content = unique(MIB)
-                    client.read(blob_name(content.hash, content.size))
+                    client.read(blob_name(absent(MIB).hash, MIB))
                 elif kind == "batches":
-                    client.batch_read([digest(unique(MIB)) for _ in range(3)])
+                    client.batch_read([absent(MIB) for _ in range(3)])
                 elif kind == "trees":
-                    client.tree_pages(digest(unique(500)))
+                    client.tree_pages(absent(500))
                 elif kind == "below a root":
                     client.tree_pages(roots[number])
                 elif actions:
@@ -79,6 +85,7 @@ def test_waiting_for_a_store_holds_no_memory(store, fresh, kind):
         assert clients[0].read(blob_name(local.hash, local.size)) == local.bytes()
         waited = time.monotonic() - begun
         assert not any(call.done() for call in calls), "the cold reads should still wait"
+        store.heal()
         for call in calls:
             call.result(60)
-    assert waited < 3, f"a read of what is here waited {waited:.1f} s"
+    assert waited < 4, f"a read of what is here waited {waited:.1f} s"

@@ -146,14 +146,13 @@ def test_no_request_fails(line):
 def test_the_load_generator_sees_no_error(line, tmp_path, words):
     server = line.start()
     result = tmp_path / "result.jsonl"
-    command = [LOAD, *words.split(), "--duration", "6", "--connections", "4", "--streams", "8", "--settle", "0"]
+    command = [LOAD, *words.split(), "--duration", "12", "--connections", "4", "--streams", "8", "--settle", "0"]
     command += ["--prepare-max", "64MiB", "--address", server.address, "--json", result]
     load = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        time.sleep(2)
-        line.upgrade()
-        time.sleep(1)
-        line.upgrade()
+        for _ in range(2):
+            until(lambda: line.servers[-1].log.count(" in=") > 50, "it has calls")
+            line.upgrade()
         was_under_load = load.poll() is None
         out, _ = load.communicate(timeout=120)
     finally:

@@ -91,8 +91,8 @@ class FaultStore:
         self.accepted = 0
         self.in_flight = 0
         self.most_in_flight = 0
-        # When the head of the last answer with an object was sent.
-        self.answered = 0.0
+        # When the head of the last answer with an object was sent, and the end of the last one with a large object.
+        self.answered, self.sent_all = 0.0, 0.0
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._released = threading.Event()
@@ -293,6 +293,7 @@ class FaultStore:
             connection.sendall(head + piece)
             if head:
                 self.answered, head = time.monotonic(), b""
+        self.sent_all = time.monotonic()
         return True
 
     def _fault(self, method: str, key: str, query: str):

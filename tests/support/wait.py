@@ -3,7 +3,7 @@
 import time
 
 
-def until(reached, what: str, timeout_s: float = 20, step_s: float = 0.02):
+def until(reached, what: str, timeout_s: float = 60, step_s: float = 0.02):
     """Polls `reached` until it answers something true, and returns that."""
     deadline = time.monotonic() + timeout_s
     while True:
