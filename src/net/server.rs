@@ -6,8 +6,6 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite};
-
 use super::accept::Kind;
 use super::gather::Buffers;
 use super::http1::{self, HttpCounters, Patience};
@@ -17,7 +15,7 @@ use super::methods::GrpcCounters;
 use super::payload::Shown;
 use super::tables::OpenStreams;
 use super::tls::{self, Acceptors, TlsAcceptor, TlsStream};
-use super::transport::{Protocol, Transport};
+use super::transport::{Carrier, Protocol, Transport};
 use super::trust::Trust;
 use crate::access::{Access, Origin, Peer};
 use crate::budget::{Apart, Purse, Rank};
@@ -187,7 +185,7 @@ impl<S: Store> Server<S> {
     /// Serves one connection in the background; a panic, in HTTP/2 or TLS for instance, costs that connection. `hold` is dropped when the connection and all of its calls have ended.
     pub fn serve<T>(self: &Rc<Self>, kind: Kind, io: T, origin: Origin, hold: impl Sized + 'static)
     where
-        T: AsyncRead + AsyncWrite + Unpin + 'static,
+        T: Carrier + 'static,
     {
         let server = self.clone();
         match self.settings.tls.as_ref().map(|tls| tls.with(|_, acceptors| acceptors.of(kind))) {
@@ -219,7 +217,7 @@ impl<S: Store> Server<S> {
         origin: Origin,
     ) -> Option<(TlsStream<T>, Peer, Apart)>
     where
-        T: AsyncRead + AsyncWrite + Unpin,
+        T: Carrier,
     {
         let rank = if kind == Kind::Http && self.has_few_over_http() { Rank::First } else { Rank::New };
         let Handshakes { under_way, done, failed, late, refused } = &self.counters.handshakes;
@@ -257,7 +255,7 @@ impl<S: Store> Server<S> {
     /// Serves what is spoken on a connection.
     async fn speak<T>(self: Rc<Self>, kind: Kind, mut io: Transport<T>, peer: Peer)
     where
-        T: AsyncRead + AsyncWrite + Unpin + 'static,
+        T: Carrier + 'static,
     {
         match kind {
             Kind::Grpc => http2::serve(io, peer, self).await,

@@ -7,9 +7,30 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::tls::TlsStream;
+use crate::rt::tcp::TcpConn;
 
 /// What a client of HTTP/2 with prior knowledge sends first. Source: RFC 9113, 3.4.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// What carries a connection's bytes, encrypted or not.
+pub trait Carrier: AsyncRead + AsyncWrite + Unpin {
+    /// Tells the peer at once what has come, when that is known to be all for now.
+    ///
+    /// Why: by Nagle's algorithm a client holds a short body back until the head before it is acknowledged, and the kernel takes
+    /// 40 ms for that, as it hopes for an answer to put it on.
+    fn acknowledge(&self);
+}
+
+impl Carrier for TcpConn {
+    fn acknowledge(&self) {
+        TcpConn::acknowledge(self);
+    }
+}
+
+#[cfg(test)]
+impl Carrier for tokio::io::DuplexStream {
+    fn acknowledge(&self) {}
+}
 
 /// A connection.
 pub struct Transport<T> {
@@ -76,6 +97,15 @@ fn poll_read<T: AsyncRead + AsyncWrite + Unpin>(
     match io {
         Io::Plain(io) => Pin::new(io).poll_read(context, buf),
         Io::Tls(stream) => Pin::new(stream).poll_read(context, buf),
+    }
+}
+
+impl<T: Carrier> Carrier for Transport<T> {
+    fn acknowledge(&self) {
+        match &self.io {
+            Io::Plain(io) => io.acknowledge(),
+            Io::Tls(stream) => stream.get_ref().0.acknowledge(),
+        }
     }
 }
 

@@ -210,6 +210,14 @@ impl TcpConn {
         self.ahead.as_ref().map_or(0, |ahead| ahead.end - ahead.start)
     }
 
+    /// Acknowledges what has come, if that is still to be done: one system call.
+    pub fn acknowledge(&self) {
+        if matches!(self.peer, Peer::Tcp(_)) {
+            // Why ignored: a failure costs the peer some milliseconds, and the next read says what is wrong.
+            let _ = self.socket.get_ref().set_tcp_quickack(true);
+        }
+    }
+
     /// One read from the socket. `WouldBlock` when it has nothing.
     fn receive(&mut self, buf: &mut ReadBuf<'_>) -> io::Result<()> {
         let socket = self.socket.get_ref();

@@ -7,8 +7,9 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use hyper::rt::ReadBufCursor;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::ReadBuf;
 
+use super::super::transport::Carrier;
 use super::waiting::Waiting;
 use crate::limits::HTTP_BUFFER_LEN;
 
@@ -33,6 +34,8 @@ pub struct Watch {
     moved: Cell<bool>,
     /// The body of the request has come to its end.
     received: Cell<bool>,
+    /// What has come of the request has been acknowledged, to have the rest.
+    acknowledged: Cell<bool>,
     /// Requests that have not ended: two, for a moment, when one drains behind its answer.
     requests: Cell<u32>,
     /// How the client takes its answers.
@@ -49,6 +52,7 @@ impl Watch {
             number: Cell::default(),
             moved: Cell::default(),
             received: Cell::default(),
+            acknowledged: Cell::default(),
             requests: Cell::default(),
             taking: RefCell::new(taking),
         }
@@ -58,6 +62,7 @@ impl Watch {
     pub fn request(this: &Rc<Self>) -> InRequest {
         this.requests.set(this.requests.get() + 1);
         this.received.set(false);
+        this.acknowledged.set(false);
         this.enter(Stage::Request);
         InRequest(this.clone())
     }
@@ -80,6 +85,11 @@ impl Watch {
     /// Whether the request has come in as a whole.
     pub fn is_received(&self) -> bool {
         self.received.get()
+    }
+
+    /// True the first time that a request waits for its body.
+    fn take_first_wait(&self) -> bool {
+        self.stage.get() == Stage::Request && !self.received.get() && !self.acknowledged.replace(true)
     }
 
     fn enter(&self, stage: Stage) {
@@ -113,6 +123,8 @@ impl Drop for InRequest {
 pub struct Io<T> {
     io: T,
     watch: Rc<Watch>,
+    /// The last read brought nothing.
+    is_dry: bool,
 }
 
 thread_local! {
@@ -125,7 +137,7 @@ thread_local! {
 
 impl<T> Io<T> {
     pub fn new(io: T, watch: Rc<Watch>) -> Self {
-        Self { io, watch }
+        Self { io, watch, is_dry: false }
     }
 
     /// Keeps account of what the client takes, in bytes; of a flush there are none.
@@ -152,7 +164,7 @@ impl<T> Io<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> hyper::rt::Read for Io<T> {
+impl<T: Carrier> hyper::rt::Read for Io<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -161,7 +173,9 @@ impl<T: AsyncRead + Unpin> hyper::rt::Read for Io<T> {
         READ.with_borrow_mut(|bytes| {
             let room = buf.remaining().min(bytes.len());
             let mut read = ReadBuf::new(&mut bytes[..room]);
-            ready!(Pin::new(&mut self.io).poll_read(context, &mut read))?;
+            let polled = Pin::new(&mut self.io).poll_read(context, &mut read);
+            self.is_dry = polled.is_pending();
+            ready!(polled)?;
             let got = read.filled();
             if !got.is_empty() {
                 self.watch.moved.set(true);
@@ -175,7 +189,7 @@ impl<T: AsyncRead + Unpin> hyper::rt::Read for Io<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> hyper::rt::Write for Io<T> {
+impl<T: Carrier> hyper::rt::Write for Io<T> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         let sent = Pin::new(&mut self.io).poll_write(context, data);
         self.note_sent(sent)
@@ -195,6 +209,10 @@ impl<T: AsyncWrite + Unpin> hyper::rt::Write for Io<T> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // Why here: hyper flushes when the request has been given all that has come, and only then is it known to want more.
+        if self.is_dry && self.watch.take_first_wait() {
+            self.io.acknowledge();
+        }
         let flushed = Pin::new(&mut self.io).poll_flush(context);
         self.note_sent(flushed.map_ok(|()| 0)).map_ok(|_| ())
     }

@@ -14,10 +14,9 @@ use std::time::{Duration, Instant};
 
 use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
-use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::server::{Gauge, Phase, Server};
-use super::transport::Transport;
+use super::transport::{Carrier, Transport};
 use crate::access::Peer;
 use crate::budget::Rank;
 use crate::limits;
@@ -65,7 +64,7 @@ impl Default for Patience {
 /// Serves one connection to its end.
 pub(super) async fn serve<T, S>(io: Transport<T>, peer: Peer, server: Rc<Server<S>>)
 where
-    T: AsyncRead + AsyncWrite + Unpin + 'static,
+    T: Carrier + 'static,
     S: Store,
 {
     // Why first for few: who looks at `/status` must be answered whatever others have taken. Why not `New` for the others: a flood

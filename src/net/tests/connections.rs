@@ -1,9 +1,6 @@
 //! Connections: windows, floods, stop. Hostile clients speak raw frames.
 
 use std::cell::Cell;
-use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
 use super::*;
 use crate::budget::Rank;
@@ -13,7 +10,7 @@ use crate::rt::listen::{Address, Bound};
 use crate::rt::signal::Shutdown;
 use crate::rt::tcp::Listener;
 use crate::store::fake::digest_of;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const HEADERS: u8 = 1;
@@ -373,34 +370,6 @@ fn cut_off_streams_are_charged() {
     });
 }
 
-/// A transport that panics in its next read once it is told to.
-struct Trap {
-    io: DuplexStream,
-    is_set: Rc<Cell<bool>>,
-}
-
-impl AsyncRead for Trap {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.io).poll_read(context, buf);
-        assert!(read.is_pending() || !self.is_set.get(), "the transport was told to panic");
-        read
-    }
-}
-
-impl AsyncWrite for Trap {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(context, data)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(context)
-    }
-}
-
 /// Goal: a panic in what serves a connection costs that connection and its calls, and gives back all that they held. Method: a
 /// transport that panics, in the first bytes of each kind of connection, and while a call waits.
 #[test]
@@ -409,7 +378,12 @@ fn a_panic_costs_its_connection() {
         let held = Rc::new(());
         let trap = |kind, is_set: &Rc<Cell<bool>>| {
             let (ours, theirs) = tokio::io::duplex(64 << 10);
-            harness.server.serve(kind, Trap { io: theirs, is_set: is_set.clone() }, Origin::default(), held.clone());
+            harness.server.serve(
+                kind,
+                Probe { io: theirs, panics: is_set.clone(), acknowledged: Rc::default() },
+                Origin::default(),
+                held.clone(),
+            );
             ours
         };
         let is_set = Rc::new(Cell::new(true));

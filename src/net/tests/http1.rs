@@ -139,6 +139,33 @@ fn pipelines() {
     });
 }
 
+/// Goal: a client whose body waits for an acknowledgement of the head gets one, once, and nobody else costs a system call. Method:
+/// requests on one connection, in pieces, with the acknowledgements so far.
+#[test]
+fn a_head_is_acknowledged_when_its_body_has_not_come() {
+    with_server(async |harness| {
+        let (ours, io) = tokio::io::duplex(64 << 10);
+        let acknowledged = Rc::new(Cell::new(0));
+        let probe = Probe { io, panics: Rc::default(), acknowledged: acknowledged.clone() };
+        harness.server.serve(Kind::Http, probe, Origin::default(), ());
+        let mut client = Raw(ours);
+        let data = [7; 1000];
+        let hash = digest_of(&data).hash.to_hex();
+        let put = format!("PUT /cas/{hash} HTTP/1.1\r\nhost: cache\r\ncontent-length: 1000\r\n\r\n");
+        client.send(&[put.as_bytes(), &data].concat()).await;
+        assert_eq!((client.reply(false).await.code, acknowledged.get()), (200, 0), "it came as a whole");
+        client.send(put.as_bytes()).await;
+        harness.until("the head is acknowledged", || acknowledged.get() == 1).await;
+        client.send(&data[..400]).await;
+        harness.until("the request goes on", || harness.server.counters.http.received.get() >= 1400).await;
+        client.send(&data[400..]).await;
+        assert_eq!((client.reply(false).await.code, acknowledged.get()), (200, 1), "once for each body");
+        assert_eq!((client.ask("GET", &format!("/cas/{hash}")).await.code, acknowledged.get()), (200, 1));
+        client.send(put.as_bytes()).await;
+        harness.until("that of the next, too", || acknowledged.get() == 2).await;
+    });
+}
+
 /// Goal: who breaks the rules or the limits is told and shown out. Method: nonsense, and a head that is too long.
 #[test]
 fn refuses_what_is_not_http() {

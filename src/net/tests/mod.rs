@@ -7,6 +7,7 @@ mod connections;
 mod counters;
 mod http1;
 mod memory;
+mod probe;
 mod slow_store;
 
 use std::rc::Rc;
@@ -34,6 +35,7 @@ use crate::service::health::Health;
 use crate::service::{Code, Options, Services};
 use crate::store::Store;
 use crate::wire::bytestream::{ReadRequest, WriteRequest};
+use probe::Probe;
 use slow_store::SlowStore;
 
 const READ: &str = "/google.bytestream.ByteStream/Read";
