@@ -251,7 +251,7 @@ fn serve(flags: Flags, inputs: Inputs, effective: Effective, log: Log) -> Result
 /// `--check_config`: all that a start looks at before it takes the directory and the ports.
 fn check(flags: Flags) -> Result<(), Failure> {
     let config = flags.resolve()?;
-    let shards = geometry::look(&config.dir, config.max_size)?;
+    let shards = geometry::look_closely(&config.dir, config.max_size)?;
     memory_plan(&config, shards)?;
     if let Some(files) = &config.tls {
         files.read()?;

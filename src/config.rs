@@ -452,13 +452,10 @@ fn default_dir() -> Option<PathBuf> {
 
 /// An existing cache keeps its size; a new one takes at most half of what is free.
 fn default_size(dir: &Path) -> std::io::Result<u64> {
-    // Why not made here: a check of the configuration changes nothing.
-    let dir = &std::path::absolute(dir)?;
-    let Some(there) = dir.ancestors().find(|dir| dir.exists()) else { return Ok(limits::MAX_SIZE_DEFAULT) };
-    if let Some(kept) = geometry::kept_size(dir)? {
-        return Ok(kept);
+    match geometry::kept_size(dir)? {
+        Some(kept) => Ok(kept),
+        None => Ok(limits::MAX_SIZE_DEFAULT.min(crate::rt::file::free_space(dir)? / 2)),
     }
-    Ok(limits::MAX_SIZE_DEFAULT.min(crate::rt::file::free_space(there)? / 2))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -63,10 +63,10 @@ pub fn open_unmarked(path: &Path) -> io::Result<std::fs::File> {
     }
 }
 
-/// Bytes that an unprivileged process can still allocate on the file system of `path`.
+/// Bytes that an unprivileged process can still allocate on the file system of `path`, which need not be there yet.
 pub fn free_space(path: &Path) -> io::Result<u64> {
     use std::os::unix::ffi::OsStrExt;
-    let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
+    let path = std::ffi::CString::new(nearest(path)?.as_os_str().as_bytes())?;
     // SAFETY: `stat` is plain data that the call fills; the path is a C string that outlives the call.
     let stat = unsafe {
         let mut stat: libc::statvfs = std::mem::zeroed();
@@ -76,6 +76,21 @@ pub fn free_space(path: &Path) -> io::Result<u64> {
         stat
     };
     Ok(stat.f_bavail * stat.f_frsize)
+}
+
+/// Finds out whether this process could make `path`, without leaving anything; nothing where the file system does not tell.
+pub fn could_create(path: &Path) -> io::Result<()> {
+    let unnamed = OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(nearest(path)?);
+    match unnamed {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => Ok(()),
+        opened => opened.map(drop),
+    }
+}
+
+/// The part of `path` that is there.
+fn nearest(path: &Path) -> io::Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    Ok(path.ancestors().find(|path| path.exists()).unwrap_or(&path).to_path_buf())
 }
 
 /// A buffer that the kernel can read or write directly. Core-local. Comes from the core's pool, and goes back to it.

@@ -211,16 +211,20 @@ pub fn open_when_free(config: &DiskConfig, mut waits: impl FnMut() -> bool) -> R
 /// Whether `dir` holds a cache of this format that can have `max_size`, or nothing yet, and how many shards it has, or will have.
 /// Changes nothing.
 pub fn look(dir: &Path, max_size: u64) -> Result<u16, OpenError> {
-    check_size(max_size)?;
-    let path = dir.join("super");
-    if must_be_file(&path)?.is_some() {
-        let superblock = read_super(dir, &path)?;
-        return fitting(dir, &superblock, max_size).map(|_| superblock.shards);
+    prospect(dir, max_size).map(|superblock| superblock.shards)
+}
+
+/// The same, and whether `open` could write all files and has room for them.
+pub fn look_closely(dir: &Path, max_size: u64) -> Result<u16, OpenError> {
+    let superblock = prospect(dir, max_size)?;
+    let files = data_files(dir, &superblock);
+    for path in [dir.join("lock"), dir.join("super")].iter().chain(files.iter().map(|(path, _)| path)) {
+        match must_be_file(path)? {
+            Some(_) => drop(OpenOptions::new().write(true).open(path).map_err(failed("open", path))?),
+            None => rt::file::could_create(path).map_err(failed("create", path))?,
+        }
     }
-    if dir.is_dir() {
-        refuse_foreign(dir)?;
-    }
-    Ok(plan(max_size).2 as u16)
+    check_room(dir, &files).map(|()| superblock.shards)
 }
 
 /// Whether a cache can have this size, in bytes.
@@ -250,12 +254,8 @@ pub fn kept_size(dir: &Path) -> io::Result<Option<u64>> {
 /// before that has ended, and with how many shards. Changes nothing.
 pub fn foresee(config: &DiskConfig) -> Result<u16, OpenError> {
     let (dir, given) = (&config.dir, config.max_size_bytes);
-    check_size(given)?;
     let before = read_super(dir, &dir.join("super"))?;
-    let after = Superblock { segments: fitting(dir, &before, given)?, ..before };
-    for (path, len) in data_files(dir, &after) {
-        check_room(dir, len.saturating_sub(must_be_file(&path)?.unwrap_or(0)), &path)?;
-    }
+    look_closely(dir, given)?;
     read_headers(dir, &before, true).map(|_| before.shards)
 }
 
@@ -278,6 +278,32 @@ pub fn open_as_is(dir: &Path) -> Result<Volume, OpenError> {
     Ok(Volume(Arc::new(Inner { _lock: lock, dir, superblock, max_size, ack, headers, lost_segments })))
 }
 
+/// What the superblock will say once `open` has opened or made the volume.
+fn prospect(dir: &Path, max_size: u64) -> Result<Superblock, OpenError> {
+    check_size(max_size)?;
+    let path = dir.join("super");
+    if must_be_file(&path)?.is_some() {
+        let before = read_super(dir, &path)?;
+        return Ok(Superblock { segments: fitting(dir, &before, max_size)?, ..before });
+    }
+    if dir.is_dir() {
+        refuse_foreign(dir)?;
+    }
+    Ok(fresh(max_size))
+}
+
+/// The superblock of a new volume.
+fn fresh(max_size: u64) -> Superblock {
+    let (segment_len, segments, shards) = plan(max_size);
+    Superblock {
+        counter: 1,
+        key: rt::random_u64(),
+        segment_len: segment_len as u32,
+        segments: segments as u32,
+        shards: shards as u16,
+    }
+}
+
 /// A new volume's segment length, number of segments and number of shards.
 fn plan(max_size: u64) -> (u64, u64, u64) {
     let segment_len = prev_power_of_two(max_size / 1024).clamp(SEGMENT_LEN_MIN, SEGMENT_LEN_MAX);
@@ -295,16 +321,9 @@ fn prev_power_of_two(number: u64) -> u64 {
 /// removes.
 fn create(dir: &Path, max_size: u64) -> Result<Superblock, OpenError> {
     remove_data_files(dir, 0)?;
-    let (segment_len, segments, shards) = plan(max_size);
-    let superblock = Superblock {
-        counter: 1,
-        key: rt::random_u64(),
-        segment_len: segment_len as u32,
-        segments: segments as u32,
-        shards: shards as u16,
-    };
+    let superblock = fresh(max_size);
     let files = data_files(dir, &superblock);
-    check_room(dir, files.iter().map(|(_, len)| len).sum(), &files[0].0)?;
+    check_room(dir, &files)?;
     let (path, fresh) = (dir.join("super"), dir.join("super.new"));
     let copies = [superblock.encode(0), superblock.encode(1)].concat();
     let write = || {
@@ -340,10 +359,11 @@ fn fitting(dir: &Path, before: &Superblock, max_size: u64) -> Result<u32, OpenEr
 /// Fits the volume to `max_size`. A growing one allocates first and then says so in `super`; a shrinking one the other way round.
 fn resize(dir: &Path, before: Superblock, max_size: u64) -> Result<Superblock, OpenError> {
     let after = Superblock { segments: fitting(dir, &before, max_size)?, counter: before.counter + 1, ..before };
+    let files = data_files(dir, &after);
+    check_room(dir, &files)?;
     if after.segments < before.segments {
         write_super(dir, &after)?;
     }
-    let files = data_files(dir, &after);
     let formerly = data_files(dir, &before).into_iter().map(|(_, len)| len).chain(std::iter::repeat(0));
     for ((path, len), formerly) in files.iter().zip(formerly) {
         let now = must_be_file(path)?;
@@ -358,19 +378,15 @@ fn resize(dir: &Path, before: Superblock, max_size: u64) -> Result<Superblock, O
                 let cut = || OpenOptions::new().write(true).open(path)?.set_len(*len);
                 cut().map_err(failed("truncate", path))?;
             }
-            Some(now) => check_room(dir, len - now, path).and_then(|()| {
-                rt::file::grow_preallocated(path, *len).map_err(|error| {
-                    // Why ignored: the error that is reported is the first one.
-                    let _ = OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(now));
-                    no_room(error, path, *len)
-                })
+            Some(now) => rt::file::grow_preallocated(path, *len).map_err(|error| {
+                // Why ignored: the error that is reported is the first one.
+                let _ = OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(now));
+                no_room(error, path, *len)
             })?,
-            None => check_room(dir, *len, path).and_then(|()| {
-                rt::file::create_preallocated(path, *len).map_err(|error| {
-                    // Why ignored: as above.
-                    let _ = fs::remove_file(path);
-                    no_room(error, path, *len)
-                })
+            None => rt::file::create_preallocated(path, *len).map_err(|error| {
+                // Why ignored: as above.
+                let _ = fs::remove_file(path);
+                no_room(error, path, *len)
             })?,
         }
     }
@@ -522,11 +538,15 @@ fn remove_data_files(dir: &Path, first: usize) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Refuses to start an allocation that cannot end well. Why: a file system that is filled first and cleaned up then fails
-/// everybody else on it in between.
-fn check_room(dir: &Path, bytes: u64, path: &Path) -> Result<(), OpenError> {
+/// Refuses to start an allocation that cannot end well: that of all that the files lack. Why: a file system that is filled first
+/// and cleaned up then fails everybody else on it in between.
+fn check_room(dir: &Path, files: &[(PathBuf, u64)]) -> Result<(), OpenError> {
+    let mut bytes = 0;
+    for (path, len) in files {
+        bytes += len.saturating_sub(must_be_file(path)?.unwrap_or(0));
+    }
     let free = rt::file::free_space(dir).map_err(failed("look at", dir))?;
-    if bytes > free { Err(OpenError::NoSpace { path: path.into(), bytes }) } else { Ok(()) }
+    if bytes > free { Err(OpenError::NoSpace { path: dir.into(), bytes }) } else { Ok(()) }
 }
 
 fn no_room(error: io::Error, path: &Path, bytes: u64) -> OpenError {

@@ -150,11 +150,11 @@ def yaml(keys: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run(*args: str, **variables: str):
-    """(exit code, stdout, stderr) of the binary."""
+def run(*args: str, prefix: tuple[str, ...] = (), **variables: str):
+    """(exit code, stdout, stderr) of the binary, started by what stands in `prefix`."""
     own = ("RINGCAS_", "BAZEL_REMOTE_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(own)} | variables
-    done = subprocess.run([BINARY, *args], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*prefix, BINARY, *args], env=environment, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, re.sub(r"\x1b\[[0-9;]*m", "", done.stderr)
 
 
@@ -376,6 +376,26 @@ def test_a_check_leaves_nothing(home):
     assert not (home / "new").exists()
 
 
+def test_a_check_finds_what_may_not_be_written(home, fresh):
+    """A directory that cannot be made or filled, and a cache of another user."""
+    # Root may write everything, unless it is told not to.
+    plain = ("setpriv", "--bounding-set=-dac_override") if os.getuid() == 0 else ()
+    server = fresh()
+    server.stop()
+    cases = [(home / "new", "new/lock"), (home / "there" / "new", "there/new/lock"), (server.directory, "data.0")]
+    (home / "there").mkdir()
+    for directory, path in cases:
+        code, _, log = run("--check_config", "--dir", str(directory), prefix=plain)
+        assert code == 0, log
+    for made in (home, home / "there", server.directory / "data.0"):
+        made.chmod(0o555)
+    for directory, path in cases:
+        for flags in (["--check_config"], ["--grpc_address=127.0.0.1:0", "--http_address=none"]):
+            code, _, log = run("--dir", str(directory), *flags, prefix=plain)
+            assert code == 1 and path.removesuffix("/lock") in log and "Permission denied" in log, (flags, log)
+    home.chmod(0o755)
+
+
 def test_sighup(home, fresh):
     """What can change does, for calls from then on; what cannot is named; a broken file changes nothing."""
     file = home / "ringcas.yaml"
@@ -412,7 +432,7 @@ def test_sighup(home, fresh):
 @pytest.mark.parametrize(
     "flag, text",
     [("--htpasswd_file", "no user"), ("--token_file", "write short"), ("--tls_cert_file", "no certificate"),
-     ("--max_size", "0.001"), ("--log_level", "loud"), ("--log_level", "info,debgu")],
+     ("--max_size", "0.001"), ("--max_size", "60000"), ("--log_level", "loud"), ("--log_level", "info,debgu")],
 )  # fmt: skip
 def test_a_check_of_the_configuration_finds_what_a_start_would(flag, text):
     home = scratch("checked")

@@ -114,6 +114,9 @@ fn what_is_not_ours_is_refused() {
     let error = open(&DiskConfig { max_size_bytes: 60 << 40, ..config(empty.path(), 0) }).err().expect("no room");
     assert!(matches!(error, OpenError::NoSpace { .. }) && error.to_string().contains("--max_size"), "{error}");
     assert!(!empty.path().join("data.0").exists(), "cleaned up");
+    let there_yet = empty.path().join("not/there/yet");
+    assert!(matches!(look_closely(&there_yet, 60 << 40), Err(OpenError::NoSpace { .. })));
+    assert_eq!(look_closely(&there_yet, 1 << 30).expect("room"), 64);
 }
 
 /// Goal: an existing cache tells its size, whatever else stands in its directory. Method: none, one with a stranger's file,
