@@ -1,5 +1,7 @@
 //! `/cas/` and `/ac/`: headers to what the service asks for, and its answers to headers.
 
+use std::borrow::Cow;
+use std::error::Error as _;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Poll, ready};
@@ -46,11 +48,11 @@ pub async fn get<S: Store>(
     let header = |name| text_of(&head.headers, name);
     let wants = Wants {
         is_head: head.method == Method::HEAD,
-        accept: header(ACCEPT),
-        accept_encoding: header(ACCEPT_ENCODING),
-        range: header(RANGE),
-        if_range: header(IF_RANGE),
-        if_none_match: header(IF_NONE_MATCH),
+        accept: &header(ACCEPT),
+        accept_encoding: &header(ACCEPT_ENCODING),
+        range: &header(RANGE),
+        if_range: &header(IF_RANGE),
+        if_none_match: &header(IF_NONE_MATCH),
     };
     let mut replies = Holding { share: shares.replies.clone(), room: None };
     let found = http_cache::get(&server.services, target, wants, &mut replies).await;
@@ -71,18 +73,24 @@ pub async fn put<S: Store>(
     shares: &Shares,
     mut exchange: Exchange,
 ) -> Response<Body> {
+    if head.headers.contains_key(CONTENT_RANGE) {
+        // Source: RFC 9110, 14.5.
+        let refusal = Refusal::new(400, "Content-Range: a part cannot be stored; send the whole");
+        return reject(server, refusal, head, body, shares, exchange);
+    }
     let header = |name| text_of(&head.headers, name);
     let declared = Declared {
         content_length: body.size_hint().exact(),
-        digest_size: header(DIGEST_SIZE),
-        content_encoding: header(CONTENT_ENCODING),
-        content_type: header(CONTENT_TYPE),
+        digest_size: &header(DIGEST_SIZE),
+        content_encoding: &header(CONTENT_ENCODING),
+        content_type: &header(CONTENT_TYPE),
         expects_continue: expects_continue(head),
     };
     let mut upload = Upload::new(server, body, shares, &exchange, declared.expects_continue);
     let ended = http_cache::put(&server.services, &CallContext::of(role), target, declared, &mut upload).await;
     exchange.received(upload.taken);
-    match ended {
+    let is_awaited = !upload.has_begun;
+    let mut response = match ended {
         Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent) => {
             // Why before the answer: some clients take an answer in the middle of their request for a failure.
             upload.drain(u64::MAX).await;
@@ -94,7 +102,11 @@ pub async fn put<S: Store>(
             upload.drain_behind();
             refuse(refusal, exchange)
         }
+    };
+    if is_awaited {
+        close_behind(&mut response);
     }
+    response
 }
 
 /// The answer to a request of which nothing is done.
@@ -106,10 +118,21 @@ pub fn reject<S: Store>(
     shares: &Shares,
     exchange: Exchange,
 ) -> Response<Body> {
+    let is_awaited = expects_continue(head) && !body.is_end_stream();
     if !body.is_end_stream() {
-        Upload::new(server, body, shares, &exchange, expects_continue(head)).drain_behind();
+        Upload::new(server, body, shares, &exchange, is_awaited).drain_behind();
     }
-    refuse(refusal, exchange)
+    let mut response = refuse(refusal, exchange);
+    if is_awaited {
+        close_behind(&mut response);
+    }
+    response
+}
+
+/// Says that the connection ends with this answer. Why, where the client awaits a word before it sends its body: it may send that all
+/// the same, and what comes next could be that or a request.
+fn close_behind(response: &mut Response<Body>) {
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
 }
 
 /// The answer to a request that is not allowed.
@@ -146,9 +169,10 @@ fn expects_continue(head: &Parts) -> bool {
     text_of(&head.headers, EXPECT).eq_ignore_ascii_case("100-continue")
 }
 
-/// A header's value, or nothing where there is none that is text.
-fn text_of(headers: &HeaderMap, name: HeaderName) -> &str {
-    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+/// A header's value; all of them where it is there several times (RFC 9110, 5.3).
+fn text_of(headers: &HeaderMap, name: HeaderName) -> Cow<'_, str> {
+    let texts = headers.get_all(name).into_iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
+    texts.reduce(|all, next| format!("{all}, {next}").into()).unwrap_or_default()
 }
 
 fn respond(found: Found, is_head: bool, exchange: Exchange) -> Response<Body> {
@@ -203,11 +227,11 @@ fn refuse(refusal: Refusal, exchange: Exchange) -> Response<Body> {
     let Refusal { code, text: reason, retry_after_s, size } = refusal;
     let code = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = text(code, reason, exchange);
-    let headers = response.headers_mut();
     if code == StatusCode::REQUEST_TIMEOUT {
         // Source: RFC 9110, 15.5.9.
-        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        close_behind(&mut response);
     }
+    let headers = response.headers_mut();
     retry_after_s.iter().for_each(|seconds| drop(headers.insert(RETRY_AFTER, (*seconds).into())));
     size.iter().for_each(|size| insert(headers, CONTENT_RANGE, &format!("bytes */{size}")));
     response
@@ -321,7 +345,10 @@ impl Incoming for Upload {
                     self.request.received();
                     return Ok(None);
                 }
-                Some(Err(error)) => return Err(Refusal::new(400, format!("the request was cut off: {error}"))),
+                Some(Err(error)) => {
+                    let reason = error.source().map_or_else(String::new, |source| format!(": {source}"));
+                    return Err(Refusal::new(400, format!("the body broke off: {error}{reason}")));
+                }
                 Some(Ok(frame)) => {
                     // Trailers say nothing here.
                     let Ok(data) = frame.into_data() else { continue };
