@@ -15,7 +15,7 @@ const HTTP: &str = "http";
 /// Why the server has no sockets.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
-    #[error("{setting} {address}: {source}. Free the address, or give another one")]
+    #[error("{setting} {address}: {source}. {}", remedy(source.kind()))]
     Bind { setting: &'static str, address: Address, source: io::Error },
     #[error("socket {name:?}, which the service manager passed, cannot be used: {source}")]
     Passed { name: String, source: io::Error },
@@ -26,6 +26,18 @@ pub enum PortError {
     Unexpected { name: String, address: String },
     #[error("the sockets cannot be shared: {0}")]
     Share(io::Error),
+}
+
+fn remedy(of: ErrorKind) -> &'static str {
+    match of {
+        ErrorKind::AddrInUse => "Free the address, or give another one",
+        ErrorKind::AddrNotAvailable => "Give an address of this machine, or none in front of the port, for all of them",
+        ErrorKind::NotFound => "Make the directory, or give another path",
+        ErrorKind::PermissionDenied => {
+            "Give another one, or the right to use it: ports below 1024 need CAP_NET_BIND_SERVICE"
+        }
+        _ => "Give another one",
+    }
 }
 
 /// The sockets of the server.

@@ -327,7 +327,7 @@ mod tests {
     fn errors_name_the_place() {
         let text = |variables: &[(&str, &str)]| read(&[], variables).expect_err("an error").to_string();
         let by_type = text(&[("BAZEL_REMOTE_MAX_SIZE", "x")]);
-        assert_eq!(by_type, "BAZEL_REMOTE_MAX_SIZE \"x\": not a number of GiB");
+        assert_eq!(by_type, "BAZEL_REMOTE_MAX_SIZE \"x\": not a number of GiB; write 100 or 0.5");
         let by_choice = text(&[("RINGCAS_STORAGE_MODE", "gzip")]);
         assert_eq!(by_choice, "RINGCAS_STORAGE_MODE \"gzip\": give one of zstd, uncompressed");
         let misspelt = text(&[("RINGCAS_MAX_SIEZ", "1")]);

@@ -10,7 +10,7 @@ use crate::rt::listen::{self, Address};
 
 /// GiB with fractions, to bytes.
 pub fn gib(text: &str) -> Result<u64, String> {
-    let value: f64 = text.parse().map_err(|_| "not a number of GiB".to_owned())?;
+    let value: f64 = text.parse().map_err(|_| "not a number of GiB; write 100 or 0.5".to_owned())?;
     if !value.is_finite() || value <= 0.0 || value > (MAX_SIZE_MAX >> 30) as f64 {
         return Err("must be more than 0 GiB and at most 65536 GiB".into());
     }

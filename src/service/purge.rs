@@ -53,6 +53,10 @@ pub async fn told<'a>(
                 tracing::info!(examined, purged, "purge of {what}: done");
                 return Ok(ended);
             }
+            Either::Left(Err(refusal)) if refusal.code == 400 => {
+                tracing::info!("purge of {what}: nothing is purged: {}", refusal.text);
+                return Err(refusal);
+            }
             Either::Left(Err(refusal)) => {
                 tracing::error!("purge of {what}: failed, so what it was to take may come back: {}", refusal.text);
                 return Err(refusal);
