@@ -376,6 +376,17 @@ def test_a_check_leaves_nothing(home):
     assert not (home / "new").exists()
 
 
+@pytest.mark.parametrize(
+    "address, remedy",
+    [("192.0.2.1:0", "Give an address of this machine"), ("unix:{home}/nowhere/socket", "Make the directory"),
+     ("unix:{home}/" + "long" * 40, "Give another one")],
+)  # fmt: skip
+def test_an_address_that_cannot_be_had(home, address, remedy):
+    address = address.format(home=home)
+    code, _, log = run(f"--dir={home}/cache", "--max_size=0.0625", f"--http_address={address}", "--grpc_address=none")
+    assert code == 1 and "--http_address" in log and remedy in log, log
+
+
 def test_a_check_finds_what_may_not_be_written(home, fresh):
     """A directory that cannot be made or filled, and a cache of another user."""
     # Root may write everything, unless it is told not to.
