@@ -230,7 +230,7 @@ def test_a_blob_of_half_the_cache(fresh):
 
 @pytest.mark.parametrize("mode", ["zstd", "uncompressed"])
 def test_filled_three_times_over(fresh, mode):
-    server = fresh(max_size="0.25", storage_mode=mode)
+    server = fresh(max_size="0.25", storage_mode=mode, ack="flushed")
     source = random.Random(7)
     stored, written = [], 0
     with Client(server.address) as client:

@@ -280,7 +280,7 @@ def test_throttled_uploads(store, fresh):
             assert sum(r.at < throttled + seconds for r in puts) <= 64 * tries
         store.fault = None
         wanted = contents + late
-        until(lambda: all(blob_key(c.hash) in store.objects for c in wanted), "they arrive", timeout_s=45)
+        until(lambda: all(blob_key(c.hash) in store.objects for c in wanted), "they arrive", timeout_s=90)
         until(lambda: series(server, "upload_queue_depth", backend="default") == 0, "the queue empties")
         assert owed(server) == 0 and state(server) == 0
     assert series(server, "owed_rejected_total", backend="default") == 0

@@ -106,7 +106,7 @@ fn with_options(settings: Settings, options: Options, test: impl AsyncFnOnce(&Ha
 async fn with_store<S: Store>(store: S, settings: Settings, options: Options, test: impl AsyncFnOnce(&Harness<S>)) {
     let services = Services::new(store.clone(), Rc::new(options), Health::new(true));
     let harness = Harness { store, server: Server::new(services, settings, Exporter::alone()) };
-    let limit = Duration::from_secs(60);
+    let limit = Duration::from_secs(300);
     time::timeout(limit, test(&harness)).await.expect("the test is over in time");
     harness.server.drain();
     if time::timeout(Duration::from_secs(5), harness.server.drained()).await.is_err() {
