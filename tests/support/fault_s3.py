@@ -14,6 +14,8 @@ import threading
 import time
 import urllib.parse
 
+from server import free_port
+
 ERROR = "<Error><Code>{}</Code><Message>by order</Message></Error>"
 CODES = {429: "TooManyRequests", 503: "SlowDown", 500: "InternalError", 403: "AccessDenied", 412: "PreconditionFailed"}
 
@@ -99,7 +101,8 @@ class FaultStore:
         self._listener: socket.socket | None = None
         self._hole: BlackHole | None = None
         self._closed = False
-        self.port = port
+        # Why none that the kernel gives away: nobody is to get it while this store refuses connections.
+        self.port = port or free_port()
         self.listen()
 
     @property
@@ -135,7 +138,6 @@ class FaultStore:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((self.host, self.port))
         listener.listen(512)
-        self.port = listener.getsockname()[1]
         self._listener = listener
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
