@@ -222,7 +222,7 @@ impl Surveyor {
     ) -> (Log, Vec<(usize, Found)>) {
         let SegmentHeader { segment, generation, .. } = header;
         let reader = self.reader();
-        let listed = reader.load_log(shard, segment, generation, gap).await;
+        let listed = reader.load_log(segment, generation, gap).await;
         let mut damage = Damage::default();
         let is_listed = listed.on_disk > 0 || listed.sealed;
         damage.footer = !is_listed && self.footer_is_damaged(header).await;
@@ -436,7 +436,7 @@ impl Surveyor {
     }
 
     fn reader(&self) -> LogReader<'_, Files> {
-        LogReader { blocks: &self.files, layout: self.layout, sums: self.sums, map: self.map }
+        LogReader { blocks: &self.files, layout: self.layout, sums: self.sums }
     }
 
     fn location(&self, log: &Log, entry: usize) -> u64 {

@@ -110,7 +110,7 @@ impl Core {
             };
             cursor.generation = generation + 1;
             let entries = match self.wait_sealed(&shard, segment).await {
-                true => self.load_log(shard.id, segment, generation, u32::MAX).await.footer.entries,
+                true => self.load_log(segment, generation, u32::MAX).await.footer.entries,
                 false => shard.state.with(|state| state.log.open_entries(segment).map_or_else(Vec::new, <[_]>::to_vec)),
             };
             return Some(self.covered_of(&shard, entries, cursor, which).await);

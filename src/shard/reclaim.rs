@@ -119,7 +119,7 @@ impl Core {
     ///
     /// Also whether it has any lasting tombs.
     async fn list_live(self: &Rc<Self>, shard: &Rc<Shard>, order: Order, generation: u64) -> (Vec<Live>, bool) {
-        let listed = self.load_log(shard.id, order.segment, generation, u32::MAX).await;
+        let listed = self.load_log(order.segment, generation, u32::MAX).await;
         let entries = &listed.footer.entries;
         let ends = entries.iter().skip(1).map(|entry| self.offset_of(entry.word)).chain([listed.tail]);
         let (mut live, mut has_lasting) = (Vec::new(), false);

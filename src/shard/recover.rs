@@ -18,7 +18,7 @@ use crate::pure::record::{
 use crate::pure::segment::{
     Class, Footer, FooterEntry, HEAD_LEN, LargeEntry, Layout, SegmentHeader, TRAILER_LEN, Trailer,
 };
-use crate::pure::shard_map::{ShardId, ShardMap};
+use crate::pure::shard_map::ShardId;
 use crate::rt::file::ReadBuf;
 use crate::rt::time::yield_once;
 
@@ -62,7 +62,6 @@ pub struct LogReader<'a, B> {
     pub blocks: &'a B,
     pub layout: Layout,
     pub sums: Checksums,
-    pub map: ShardMap,
 }
 
 impl Core {
@@ -119,8 +118,7 @@ impl Core {
             }
             let is_newest = newest == Some(segment);
             let written = Written { since: epoch_of(segment), until: until.get(&segment).copied().unwrap_or(now) };
-            let listed =
-                self.load_log(shard.id, segment, generation, if is_newest { SCAN_GAP } else { u32::MAX }).await;
+            let listed = self.load_log(segment, generation, if is_newest { SCAN_GAP } else { u32::MAX }).await;
             shard.state.with(|state| {
                 state.generations.insert(segment, generation);
                 state.index.make_room(listed.footer.entries.len());
@@ -206,15 +204,15 @@ impl Core {
     }
 
     /// Lists the records of a log segment (`LogReader::load_log`).
-    pub(super) async fn load_log(&self, shard: ShardId, segment: u32, generation: u64, gap: u32) -> Listed {
-        let reader = LogReader { blocks: self, layout: self.layout, sums: self.sums, map: self.map };
-        reader.load_log(shard, segment, generation, gap).await
+    pub(super) async fn load_log(&self, segment: u32, generation: u64, gap: u32) -> Listed {
+        let reader = LogReader { blocks: self, layout: self.layout, sums: self.sums };
+        reader.load_log(segment, generation, gap).await
     }
 }
 
 impl<B: Blocks> LogReader<'_, B> {
     /// Lists the records of a log segment. What no footer covers is scanned, until `gap` bytes brought no record.
-    pub async fn load_log(&self, shard: ShardId, segment: u32, generation: u64, gap: u32) -> Listed {
+    pub async fn load_log(&self, segment: u32, generation: u64, gap: u32) -> Listed {
         let mut listed = match self.read_footer(segment, generation).await {
             Some((footer, trailer)) => {
                 let on_disk = footer.entries.len();
@@ -223,7 +221,7 @@ impl<B: Blocks> LogReader<'_, B> {
             None => Listed { footer: Footer::default(), tail: HEAD_LEN, sealed: false, on_disk: 0 },
         };
         if !listed.sealed {
-            self.scan(shard, segment, generation, gap, &mut listed).await;
+            self.scan(segment, generation, gap, &mut listed).await;
         }
         listed
     }
@@ -247,7 +245,7 @@ impl<B: Blocks> LogReader<'_, B> {
     }
 
     /// Looks for records from `listed.tail` on, at every place where one may start, and adds them.
-    async fn scan(&self, shard: ShardId, segment: u32, generation: u64, gap: u32, listed: &mut Listed) {
+    async fn scan(&self, segment: u32, generation: u64, gap: u32, listed: &mut Listed) {
         let mut window = Window::new(self.blocks, self.layout, segment);
         let mut at = listed.tail.next_multiple_of(RECORD_ALIGN as u32);
         let mut steps = 0u32;
@@ -262,11 +260,7 @@ impl<B: Blocks> LogReader<'_, B> {
                 continue;
             };
             let header = if may_start(start) { Header::decode(start, &self.sums, place) } else { None };
-            let header = header.filter(|header| {
-                self.layout.segment_len as usize - at as usize >= header.record_len()
-                    && (matches!(header.kind, RecordKind::Tomb | RecordKind::Ages)
-                        || self.map.shard_of(&header.key.hash) == shard)
-            });
+            let header = header.filter(|header| header.record_len() <= (self.layout.segment_len - at) as usize);
             let found = match header {
                 Some(header) => {
                     let payload =
