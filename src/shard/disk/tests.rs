@@ -325,6 +325,24 @@ fn a_dropped_writer_gives_back_each_chunk() {
     });
 }
 
+/// Goal: a large blob is published with all of its frames or not at all. Method: one frame too few and one too many; then all.
+#[test]
+fn a_blob_without_all_of_its_frames_is_refused() {
+    let dir = directory();
+    block_on(async {
+        let world = World::open(dir.path(), 64, 1, Ack::Buffered).await;
+        let disk = &world.disks[0];
+        let key = Blob::cas(1, 4 * FRAME_LEN as u64 - 1).key;
+        for frames in [3, 5, 4] {
+            let mut writer = disk.begin_large(&key).await.expect("begun");
+            for _ in 0..frames {
+                writer.push(Codec::Raw, &[7; FRAME_LEN]).await.expect("there is room");
+            }
+            assert_eq!((writer.commit().await.is_ok(), disk.contains(&key)), (frames == 4, frames == 4), "{frames}");
+        }
+    });
+}
+
 /// Goal: chunks that two commits name belong to the later one; the blob of the other is gone, and what comes later leaves them
 /// alone. Method: a blob is removed and another one gets its chunks; a crash; in the copy the tomb is wiped out.
 #[test]
