@@ -364,13 +364,15 @@ mod tests {
     struct Socket {
         take: usize,
         calls: usize,
+        flushes: usize,
+        is_shut: bool,
         got: Vec<u8>,
         places: Vec<*const u8>,
     }
 
     impl Socket {
         fn new(take: usize) -> Self {
-            Self { take, calls: 0, got: Vec::new(), places: Vec::new() }
+            Self { take, calls: 0, flushes: 0, is_shut: false, got: Vec::new(), places: Vec::new() }
         }
     }
 
@@ -396,10 +398,12 @@ mod tests {
             }
             Poll::Ready(Ok(self.take - left))
         }
-        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            self.flushes += 1;
             Poll::Ready(Ok(()))
         }
-        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            self.is_shut = true;
             Poll::Ready(Ok(()))
         }
     }
@@ -479,6 +483,65 @@ mod tests {
             assert!(io.0.borrow().io.got == expected);
             assert!(holds_nothing(&io) && purse.apart() == 0);
         }
+    }
+
+    /// Goal: of the buffers that nobody uses a few are kept, empty, and those with little room are not. Method: more are given back
+    /// than that.
+    #[test]
+    fn spare_buffers_are_few_and_empty() {
+        let buffers = Buffers::default();
+        let full = || vec![7; limits::WRITE_COPIED_LEN];
+        buffers.give_back(vec![7; limits::WRITE_COPIED_LEN_MIN]);
+        assert!(buffers.0.borrow().is_empty());
+        (0..=limits::WRITE_BUFFERS_SPARE_MAX).for_each(|_| buffers.give_back(full()));
+        assert_eq!(buffers.0.borrow().len(), limits::WRITE_BUFFERS_SPARE_MAX);
+        assert!(buffers.take().is_empty());
+        assert_eq!(buffers.0.borrow().len(), limits::WRITE_BUFFERS_SPARE_MAX - 1);
+    }
+
+    /// Goal: what waits for a socket that takes nothing is bounded, in bytes and in parts, whether it is copied or not, and all of it
+    /// goes out in the end. Method: messages of one large piece each, of several lengths, every other one behind a byte.
+    #[test]
+    fn what_waits_is_bounded() {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        for (len, most) in [(limits::WRITE_COPY_LEN_MAX, 16), (5000, 210), (100_000, 11)] {
+            let shown = Shown::default();
+            let mut io = gathered(0, &shown);
+            let (piece, mut expected) = (Bytes::from(bytes_of(len)), Vec::new());
+            let taken = (0..1000).take_while(|number| {
+                let mut payload = Payload::message(vec![piece.clone()], Rooms::default(), shown.clone());
+                payload.advance(crate::pure::grpc_frame::PREFIX_LEN - number % 2);
+                let mut slices = [IoSlice::new(&[]); 2];
+                let slices_count = payload.chunks_vectored(&mut slices);
+                let written = Pin::new(&mut io).poll_write_vectored(&mut context, &slices[..slices_count]);
+                let Poll::Ready(Ok(count)) = written else { return false };
+                expected.extend_from_slice(&payload.copy_to_bytes(count));
+                true
+            });
+            let taken = taken.count();
+            let state = io.0.borrow();
+            assert!(taken <= most && state.parts.len() <= limits::WRITE_PARTS_MAX, "{taken} of {len}");
+            assert!(state.len < limits::WRITE_GATHER_LEN + len);
+            drop(state);
+            io.0.borrow_mut().io.take = usize::MAX;
+            assert!(io.poll_send(&mut context).is_ready());
+            assert!(io.0.borrow().io.got == expected);
+        }
+    }
+
+    /// Goal: what was gathered goes out before the end does, the socket is told to pass it on, and one that takes nothing more is an
+    /// error. Method: each with a few bytes.
+    #[test]
+    fn the_end() {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let mut io = gathered(usize::MAX, &Shown::default());
+        assert!(Pin::new(&mut io).poll_write(&mut context, b"last").is_ready());
+        assert!(Pin::new(&mut io).poll_shutdown(&mut context).is_ready());
+        let state = io.0.borrow();
+        assert_eq!((&state.io.got[..], state.io.flushes, state.io.is_shut), (&b"last"[..], 1, true));
+        let io = gathered(0, &Shown::default());
+        let error = io.0.borrow_mut().sent(0).expect_err("it takes nothing");
+        assert_eq!(error.kind(), io::ErrorKind::WriteZero);
     }
 
     /// Writes the next frame of at most 16 KiB as h2 does: a head, and behind it what the payload shows.
