@@ -156,6 +156,11 @@ mod tests {
             distinct.insert(waits);
         }
         assert!(distinct.len() > 1_990);
+        // One random word would be the same remainder in all of them.
+        let is_one_word = |waits: &&Vec<Duration>| {
+            waits.windows(2).all(|pair| pair[0].as_millis() % 500 == pair[1].as_millis() % 500)
+        };
+        assert_eq!(distinct.iter().filter(is_one_word).count(), 0, "each wait has a jitter of its own");
     }
 
     /// Goal: a `Retry-After` within a minute lengthens the wait, a longer one is not believed.
@@ -193,6 +198,8 @@ mod tests {
         assert!(!passes.is_due(seconds(1_044)));
         passes.healed();
         assert!(passes.is_due(seconds(1_016)));
+        passes.begun(seconds(1_016));
+        assert!(!passes.is_due(seconds(1_030)) && passes.is_due(seconds(1_031)));
         (0..100).for_each(|_| passes.begun(seconds(2_000)));
         assert!(!passes.is_due(seconds(2_299)) && passes.is_due(seconds(2_300)));
     }

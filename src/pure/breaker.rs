@@ -181,6 +181,9 @@ mod tests {
         assert!(matches!(breaker.handle_evidence(failures(0, 4), second(0)), Some(Act::Announce(a)) if a.watch == 1));
         assert_eq!(breaker.handle_evidence(Evidence { epoch: 0, succeeded: true, failures: 0 }, second(0)), None);
         assert!(matches!(breaker.handle_evidence(failures(0, 4), second(1)), Some(Act::Announce(a)) if a.watch == 2));
+        assert_eq!(breaker.handle_evidence(Evidence { epoch: 0, succeeded: true, failures: 0 }, second(1)), None);
+        assert!(matches!(breaker.handle_evidence(failures(0, 2), second(1)), Some(Act::Announce(a)) if a.watch == 3));
+        assert_eq!(breaker.handle_evidence(failures(0, 2), second(1)), None, "the run has been announced");
         let opened = breaker.handle_evidence(failures(0, 1), second(1));
         assert!(matches!(opened, Some(Act::Announce(Announcement { epoch: 1, state: State::Open, .. }))));
         assert_eq!(breaker.handle_evidence(Evidence { epoch: 0, succeeded: true, failures: 0 }, second(2)), None);

@@ -72,7 +72,7 @@ impl BreakerView {
                 pending.failures += 1;
                 self.armed = true;
             }
-            Health::Good if self.armed || self.pending.is_some() => {
+            Health::Good if self.armed => {
                 self.pending = Some(Evidence { epoch, succeeded: true, failures: 0 });
                 self.armed = false;
             }
@@ -117,6 +117,16 @@ mod tests {
         assert_eq!(view.take_report(), Some(Evidence { epoch: 0, succeeded: true, failures: 0 }));
         view.handle_outcome(ticket, Health::Good);
         assert_eq!(view.take_report(), None);
+        // What is reported at once, after outcomes in this order: there is a success, and so many failures after it.
+        for (outcomes, succeeded, failures) in [
+            (&[Health::Bad, Health::Good, Health::Good][..], true, 0),
+            (&[Health::Good, Health::Bad, Health::Bad], false, 2),
+            (&[Health::Good, Health::Bad], true, 1),
+            (&[Health::Good], true, 0),
+        ] {
+            outcomes.iter().for_each(|health| view.handle_outcome(ticket, *health));
+            assert_eq!(view.take_report(), Some(Evidence { epoch: 0, succeeded, failures }), "{outcomes:?}");
+        }
         view.handle_announcement(Announcement { epoch: 0, state: State::Closed, watch: 1 });
         view.handle_outcome(ticket, Health::Good);
         assert!(view.take_report().is_some_and(|report| report.succeeded));

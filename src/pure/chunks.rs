@@ -292,6 +292,41 @@ mod tests {
         }
     }
 
+    /// Goal: a blob gets the first free run that is long enough, else the longest; only an empty segment that is not being emptied
+    /// goes, and it goes whole. Method: by hand.
+    #[test]
+    fn the_best_run_is_taken_and_idle_segments_go() {
+        let mut chunks = Chunks::new(15);
+        (1..=3).for_each(|segment| chunks.add(segment));
+        let run = |first, count| Run { first, count };
+        // Free: 2 and 3 in segment 1, 4 in segment 2, all of segment 3.
+        assert!(chunks.claim_all(&[run(17, 5), run(25, 4), run(30, 5), run(39, 6)]));
+        assert_eq!(chunks.take(3, None), Some(run(22, 3)));
+        assert_eq!(chunks.take(20, None), Some(run(45, 15)));
+        assert_eq!(chunks.take(20, None), Some(run(35, 4)));
+        assert_eq!(chunks.give(run(45, 14)), None);
+        assert!(!chunks.remove_if_idle(3), "one is taken");
+        assert_eq!(chunks.give(run(59, 1)), Some(3));
+        chunks.close(3, true);
+        assert!(!chunks.remove_if_idle(3), "it is being emptied");
+        chunks.close(3, false);
+        chunks.unseal(3);
+        assert_eq!(chunks.free(), 15 + 2 + 1);
+        assert!(chunks.remove_if_idle(3) && !chunks.contains(3) && !chunks.remove_if_idle(3));
+        assert_eq!(chunks.free(), 2 + 1);
+    }
+
+    /// Goal: blobs are listed where they start, once, until they are asked for. Method: by hand.
+    #[test]
+    fn homes_are_listed() {
+        let mut chunks = Chunks::new(15);
+        (1..=2).for_each(|segment| chunks.add(segment));
+        for (chunk, tag) in [(15, 1), (29, 2), (30, 3), (45, 4)] {
+            chunks.add_home(chunk, tag);
+        }
+        assert_eq!([1, 2, 3, 1].map(|segment| chunks.take_homes(segment)), [vec![1, 2], vec![3], vec![], vec![]]);
+    }
+
     /// Goal: a blob gets all of its chunks or none. Method: runs that are free, taken in part, outside, and no runs.
     #[test]
     fn a_claim_is_whole_or_nothing() {

@@ -128,6 +128,23 @@ mod tests {
         }
     }
 
+    /// Goal: what was learned last stays, and what is learned again drives nothing out. Method: more hashes than are kept; then the
+    /// last ones again.
+    #[test]
+    fn what_was_learned_last_stays() {
+        let (mut existence, half) = (Existence::new(LIMITS), LIMITS.count as u8 / 2);
+        let known = |existence: &Existence, from: u8, to: u8| {
+            (from..to).filter(|&n| existence.get(&Hash([n; 32]), Duration::ZERO).is_some()).count()
+        };
+        for n in 1..=104 {
+            existence.learn(Hash([n; 32]), Presence::Present, Duration::ZERO);
+            assert_eq!(known(&existence, n.saturating_sub(half), n + 1), usize::from(n.min(half + 1)), "{n}");
+        }
+        let before = existence.len();
+        (97..=104).for_each(|n| existence.learn(Hash([n; 32]), Presence::Absent, Duration::ZERO));
+        assert_eq!((known(&existence, 0, 105), existence.len()), (before, before));
+    }
+
     /// Goal: each kind of answer is believed for its own time to the last moment and no longer, counted from when it was learned
     /// last. Method: looks around the end of each, and an answer that is learned again.
     #[test]

@@ -131,6 +131,36 @@ mod tests {
     use super::super::random::SplitMix64;
     use super::*;
 
+    /// Goal: the window holds all that it may, and lets go of no more than it must. Method: pieces of a length that divides what it
+    /// may hold, and of one that does not.
+    #[test]
+    fn as_much_as_it_may() {
+        for (len, held) in [(256, 4), (300, 3), (512, 2), (1, 4), (5000, 1)] {
+            let mut window = Window::new(1024);
+            for count in 1..10u64 {
+                let start = window.start_after(len);
+                window.push(Bytes::from(vec![0; len as usize]));
+                assert_eq!((window.start(), start), (count.saturating_sub(held) * len, window.start()), "{len}");
+            }
+        }
+    }
+
+    /// Goal: each phase says what to do where there are no bytes. Method: all phases.
+    #[test]
+    fn phases_without_bytes() {
+        for (phase, next) in [
+            (Phase::Asking, Next::Wait),
+            (Phase::Streaming, Next::Wait),
+            (Phase::Landed, Next::Behind),
+            (Phase::Missed, Next::Failed),
+            (Phase::Failed, Next::Failed),
+        ] {
+            let mut window = Window::new(1024);
+            window.enter(phase);
+            assert_eq!((window.next(0, 1), window.next(1, 1)), (next, Next::End), "{phase:?}");
+        }
+    }
+
     /// Goal: every reader gets exactly its part, its last byte only after the landing, and nothing after a failure; the
     /// window keeps its bound. Method: seeded flights with readers that come and read at any time.
     #[test]

@@ -227,6 +227,11 @@ mod tests {
         }
         assert!(read(&format!("blobs/{HEX}/9223372036854775807")).is_ok());
         assert!(matches!(read_error(&"a".repeat(limits::RESOURCE_NAME_LEN_MAX + 1)), TooLong));
+        let fill = |used: usize| "a".repeat(limits::RESOURCE_NAME_LEN_MAX - used);
+        assert!(read(&format!("{}/blobs/{HEX}/12", fill(format!("/blobs/{HEX}/12").len()))).is_ok());
+        assert_eq!(quote(&"ä".repeat(QUOTE_CHARS_MAX + 1)), "ä".repeat(QUOTE_CHARS_MAX));
+        let longest = "u".repeat(limits::UPLOAD_UUID_LEN_MAX);
+        assert!(WriteName::parse(&format!("uploads/{longest}/blobs/{HEX}/12")).is_ok());
         let write_error = |name: String| WriteName::parse(&name).expect_err(&name);
         assert!(matches!(write_error(format!("blobs/{HEX}/12")), Keyword("blobs", "uploads")));
         assert!(matches!(write_error(format!("uploads//blobs/{HEX}/12")), Uuid));
