@@ -15,10 +15,24 @@ use ringcas::rt::tcp::{Accepted, Listener, Peer, TcpConn};
 use ringcas::rt::{channel, time};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// Tests of this file look at the process's descriptors, so they run one at a time.
+/// Tests of this file look at the process's descriptors, so they run one at a time, each when those of the executors before it
+/// are gone: they go with their blocking threads, which nobody can join.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (start, limit) = (time::now(), Duration::from_secs(20));
+    while has_executors() {
+        assert!(start.elapsed() < limit, "an executor's descriptors stay");
+        thread::yield_now();
+    }
+    alone
+}
+
+/// Whether a ring or an eventfd is open.
+fn has_executors() -> bool {
+    let open = std::fs::read_dir("/proc/self/fd").expect("procfs").flatten();
+    let mut links = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    links.any(|link| link.to_string_lossy().starts_with("anon_inode:"))
 }
 
 fn descriptors() -> usize {
