@@ -78,13 +78,28 @@ pub fn free_space(path: &Path) -> io::Result<u64> {
     Ok(stat.f_bavail * stat.f_frsize)
 }
 
-/// Finds out whether this process could make `path`, without leaving anything; nothing where the file system does not tell.
+/// Finds out whether this process could make the data file `path`, without leaving anything; nothing where the file system does not
+/// tell.
 pub fn could_create(path: &Path) -> io::Result<()> {
-    let unnamed = OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(nearest(path)?);
-    match unnamed {
+    match open_direct(&nearest(path)?, true, libc::O_TMPFILE) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => Ok(()),
         opened => opened.map(drop),
     }
+}
+
+fn open_direct(path: &Path, writes: bool, flags: i32) -> io::Result<std::fs::File> {
+    let opened = OpenOptions::new().read(true).write(writes).custom_flags(libc::O_DIRECT | flags).open(path);
+    opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::EINVAL) => io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!(
+                "the file system of {} has no direct I/O (O_DIRECT): put the cache directory on ext4, XFS or another \
+                 local file system",
+                path.display()
+            ),
+        ),
+        _ => error,
+    })
 }
 
 /// The part of `path` that is there.
@@ -276,18 +291,7 @@ impl DiskFile {
     async fn open_for(path: &Path, writes: bool) -> io::Result<Self> {
         // Why twice: glommio looks the path up again after opening it, and panics when it has gone meanwhile. A name
         // under /proc/self/fd cannot go while we hold it. And it does without O_DIRECT in places; we do not.
-        let held = OpenOptions::new().read(true).write(writes).custom_flags(libc::O_DIRECT).open(path);
-        let held = held.map_err(|error| match error.raw_os_error() {
-            Some(libc::EINVAL) => io::Error::new(
-                io::ErrorKind::Unsupported,
-                format!(
-                    "the file system of {} has no direct I/O (O_DIRECT): put the cache directory on ext4, XFS or \
-                     another local file system",
-                    path.display()
-                ),
-            ),
-            _ => error,
-        })?;
+        let held = open_direct(path, writes, 0)?;
         let name = format!("/proc/self/fd/{}", held.as_raw_fd());
         let file = glommio::io::OpenOptions::new().read(true).write(writes).dma_open(name).await?;
         if file.alignment() > DISK_ALIGN as u64 {
