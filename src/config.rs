@@ -77,7 +77,7 @@ pub struct Flags {
     #[arg(long, help_heading = MEMORY, value_parser = window())]
     grpc_initial_window_size: Option<u32>,
     /// CAS writes in flight at a time, on all cores; others wait a little and are then refused. Reads, the action cache and
-    /// blobs that are present are never gated. Default, also for 0: as many of 592 KiB as the memory limit has room for.
+    /// blobs that are present are never gated. Default, also for 0: as many of 464 KiB as the memory limit has room for.
     #[arg(long, help_heading = MEMORY)]
     max_inflight_cas_writes: Option<u32>,
     /// How long a CAS write waits for its turn before it is refused, such as 250ms; at most 60s.

@@ -311,15 +311,15 @@ pub const PRESSURE_HEAVY_US: u32 = 20_000;
 /// when a write returns, and so beyond the stream's window.
 pub const UPLOAD_MESSAGE_LEN: usize = 64 << 10;
 /// Memory that an upload of a blob of this size holds at most on its owner, in bytes: its open frame, what is staged for the
-/// drive and what is on its way there, what is gathered for the next message, and what names it. A compressed one has its
-/// decoder besides; what is on its way to it is within the receive window. What larger stages have beyond this is within the
-/// buffers of the memory plan.
+/// drive or on its way there, what is gathered for the next message, and what names it. A compressed one has its decoder
+/// besides; what is on its way to it is within the receive window. What larger stages have beyond this, or one beside a write
+/// that is under way, is within the buffers of the memory plan.
 pub const fn write_held_len(size: u64) -> u64 {
     let stage = STAGE_CHUNKS_MIN as u64 * CHUNK_LEN as u64;
-    let whole = FRAME_LEN as u64 + 2 * stage + UPLOAD_MESSAGE_LEN as u64;
+    let whole = FRAME_LEN as u64 + stage + UPLOAD_MESSAGE_LEN as u64;
     (if size < whole / 3 { 3 * size } else { whole }) + (16 << 10)
 }
-/// The same for the largest blobs: 592 KiB. The default number of write slots is what has room for as many of these.
+/// The same for the largest blobs: 464 KiB. The default number of write slots is what has room for as many of these.
 pub const WRITE_HELD_LEN: u64 = write_held_len(u64::MAX);
 /// Writes that hold at most this many bytes may take the last quarter of the memory for writes.
 pub const WRITE_SMALL_HELD_LEN: u64 = 64 << 10;
@@ -393,8 +393,8 @@ pub const WRITE_FAILURES_MAX: u32 = 8;
 pub const WRITE_FAILURES_PAUSE: Duration = Duration::from_secs(10);
 /// The most that one read brings of a large blob, in bytes at rest (one frame may be longer).
 pub const LARGE_READ_LEN_MAX: u64 = 1 << 20;
-/// Chunks of a staging buffer, by how many large blobs this core is writing: few get big writes, many stay small in memory.
-/// Those above the least are had only while there is memory for them.
+/// Chunks of a staging buffer, by how many large blobs this core is writing: few get big writes, and fill one while another is
+/// on its way; more than these have one each, of the least. What is above that is had only while there is memory for it.
 pub const STAGE_CHUNKS: [(usize, u32); 3] = [(4, 16), (16, 8), (256, 4)];
 pub const STAGE_CHUNKS_MIN: u32 = 2;
 /// Free chunks of a shard below which a writer asks for the next segment ahead of need.

@@ -12,7 +12,7 @@ use super::blob_disk::{Older, Stored};
 use super::disk::{Ack, Codec, Disk, DiskConfig, DiskError, DiskStats, Key, Kind};
 use super::tests::SplitMix64;
 use super::{geometry, pool};
-use crate::limits::{CHUNK_LEN, DISK_ALIGN, FRAME_LEN, STAGE_CHUNKS_MIN};
+use crate::limits::{CHUNK_LEN, DISK_ALIGN, FRAME_LEN, STAGE_CHUNKS, STAGE_CHUNKS_MIN};
 use crate::metrics::{Metric, Snapshot};
 use crate::pure::digest::Hash;
 use crate::pure::purge::Origin;
@@ -367,12 +367,41 @@ fn stages_are_bounded() {
         let mut first = begin(1).await;
         let second = begin(2).await;
         assert_eq!((first.staged_len(), second.staged_len()), (least + 6 * CHUNK_LEN, least));
-        // The stage goes out.
+        // The stage goes out, and there is no room for one beside it: the next has what it gives back, if as many chunks lie together.
         first.push(Codec::Raw, &vec![7; least + 6 * CHUNK_LEN]).await.expect("there is room");
-        assert_eq!(first.staged_len(), least);
+        assert_eq!(first.own_chunks(), STAGE_CHUNKS_MIN);
+        assert!(first.staged_len() <= least + 6 * CHUNK_LEN);
         drop((first, second));
         while begin(3).await.staged_len() < least + 6 * CHUNK_LEN {
             yield_to_reactor().await;
+        }
+    });
+}
+
+/// Goal: of what an upload is counted with it holds no more while a write is under way, and goes on all the same. Method: blobs of
+/// many stages, with no room beyond the least, with little, and with all; more writers than have a second buffer.
+#[test]
+fn an_upload_holds_what_it_is_counted_with() {
+    let dir = directory();
+    block_on(async {
+        let world = World::open(dir.path(), 256, 1, Ack::Buffered).await;
+        let disk = &world.disks[0];
+        let few = STAGE_CHUNKS[STAGE_CHUNKS.len() - 1].0;
+        for (room, writers) in [(0, 1), (STAGE_CHUNKS_MIN as usize, 1), (3, 2), (1000, 1), (1000, few + 1)] {
+            disk.stage_beyond(room * CHUNK_LEN);
+            let mut others = Vec::new();
+            for number in 1..writers as u64 {
+                others.push(disk.begin_large(&Blob::cas(number, 4 << 20).key).await.expect("begun"));
+            }
+            let blob = Blob::cas(1000 + (room + writers) as u64, 4 << 20);
+            let mut writer = disk.begin_large(&blob.key).await.expect("begun");
+            for frame in blob.data().chunks(FRAME_LEN) {
+                writer.push(Codec::Raw, frame).await.expect("there is room");
+                assert!(writer.own_chunks() <= STAGE_CHUNKS_MIN, "{} of its own", writer.own_chunks());
+                assert!(writers <= few || writer.staged_len() <= STAGE_CHUNKS_MIN as usize * CHUNK_LEN);
+            }
+            writer.commit().await.expect("stored");
+            assert!(disk.contains(&blob.key));
         }
     });
 }

@@ -27,8 +27,14 @@ pub struct LargeWriter {
     tag: u64,
     commit: Commit,
     stage: Option<Stage>,
-    /// The write that is under way.
-    flight: Option<Ticket>,
+    flight: Option<Flight>,
+}
+
+/// A write that is under way, or whose end nobody has looked at yet.
+struct Flight {
+    end: Ticket,
+    /// The chunks of its buffer that the upload is counted with.
+    own: u32,
 }
 
 /// A buffer being filled for neighbouring chunks.
@@ -39,7 +45,7 @@ struct Stage {
     extra: Extra,
 }
 
-/// What a buffer has beyond the least, of what the core has for that. Dropping it gives it back.
+/// What a buffer has beyond what its upload is counted with, of what the core has for that. Dropping it gives it back.
 struct Extra {
     core: Rc<Core>,
     chunks: u32,
@@ -109,6 +115,13 @@ impl LargeWriter {
         Ok(())
     }
 
+    /// Chunks of memory that the upload is counted with and that are staged or on their way to the drive.
+    #[cfg(test)]
+    pub(super) fn own_chunks(&self) -> u32 {
+        let staged = self.stage.as_ref().map_or(0, |stage| stage.run.count - stage.extra.chunks);
+        staged + self.own_in_flight()
+    }
+
     /// Bytes of memory that are staged for the drive.
     pub fn staged_len(&self) -> usize {
         self.stage.as_ref().map_or(0, |stage| stage.buf.bytes().len())
@@ -175,19 +188,28 @@ impl LargeWriter {
         Ok(version)
     }
 
-    async fn start_stage(&self) -> Result<Stage, DiskError> {
+    async fn start_stage(&mut self) -> Result<Stage, DiskError> {
         let writers = self.core.writers.get();
-        let want =
-            STAGE_CHUNKS.iter().find(|(most, _)| writers <= *most).map_or(STAGE_CHUNKS_MIN, |(_, chunks)| *chunks);
+        let few = STAGE_CHUNKS.iter().find(|(most, _)| writers <= *most).map(|(_, chunks)| *chunks);
+        // A second buffer beside the one that is on its way is worth its memory to few writers: many overlap with each other.
+        if few.is_none() || self.core.stage_room.get() < STAGE_CHUNKS_MIN as usize * CHUNK_LEN {
+            self.wait_flight().await?;
+        }
+        let own = STAGE_CHUNKS_MIN - self.own_in_flight();
         // A blob's raw size bounds what it takes at rest, but for a few bytes.
         let left = self.key.size.saturating_sub(self.commit.stored_len()).div_ceil(CHUNK_LEN as u64);
-        let want = want.min(u32::try_from(left).unwrap_or(u32::MAX)).max(1);
-        let mut extra = Extra::take(&self.core, want.saturating_sub(STAGE_CHUNKS_MIN));
-        let want = want.min(STAGE_CHUNKS_MIN + extra.chunks);
+        let want = few.unwrap_or(STAGE_CHUNKS_MIN).min(u32::try_from(left).unwrap_or(u32::MAX)).max(1);
+        let mut extra = Extra::take(&self.core, want.saturating_sub(own));
+        let want = want.min(own + extra.chunks);
         let next = self.commit.runs.last().map(|run| run.first + run.count);
         let run = self.core.take_chunks(&self.shard, want, next, left, self.key.size).await?;
-        extra.set(run.count.saturating_sub(STAGE_CHUNKS_MIN));
+        extra.set(run.count.saturating_sub(own));
         Ok(Stage { run, buf: DiskBuf::new(run.count as usize * CHUNK_LEN), used: 0, extra })
+    }
+
+    /// Chunks of the write under way that the upload is counted with.
+    fn own_in_flight(&self) -> u32 {
+        self.flight.as_ref().filter(|flight| !flight.end.is_ended()).map_or(0, |flight| flight.own)
     }
 
     /// Sends the staging buffer off, once the write before it has ended.
@@ -211,8 +233,9 @@ impl LargeWriter {
             }
             _ => self.commit.runs.push(run),
         }
-        let flight = Ticket::default();
-        self.flight = Some(flight.clone());
+        let own = (buf.bytes().len() / CHUNK_LEN) as u32 - extra.chunks;
+        let end = Ticket::default();
+        self.flight = Some(Flight { end: end.clone(), own });
         let (core, shard) = (self.core.clone(), self.shard.clone());
         // Why not inside the gate: a region is reused only after its write has ended, also when the core is stopping.
         crate::rt::spawn(async move {
@@ -225,14 +248,14 @@ impl LargeWriter {
                     state.chunks.close(segment, true);
                 });
             }
-            flight.end(written);
+            end.end(written);
         });
         Ok(())
     }
 
     async fn wait_flight(&mut self) -> Result<(), DiskError> {
         let Some(flight) = &self.flight else { return Ok(()) };
-        let written = flight.wait().await;
+        let written = flight.end.wait().await;
         self.flight = None;
         if written { Ok(()) } else { Err(DiskError::Io("a write to the disk cache failed".into())) }
     }
@@ -245,9 +268,9 @@ impl Drop for LargeWriter {
         let mut runs = std::mem::take(&mut self.commit.runs);
         runs.extend(self.stage.take().map(|stage| stage.run));
         let (core, shard) = (self.core.clone(), self.shard.id);
-        match self.flight.take().filter(|flight| !flight.is_ended()) {
+        match self.flight.take().filter(|flight| !flight.end.is_ended()) {
             Some(flight) if !runs.is_empty() => crate::rt::spawn(async move {
-                flight.wait().await;
+                flight.end.wait().await;
                 core.discard(shard, runs);
             }),
             _ => core.discard(shard, runs),
