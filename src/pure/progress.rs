@@ -84,6 +84,11 @@ mod tests {
         };
         assert_eq!(seconds(FLOOR / 4 + FLOOR / 16), None);
         assert_eq!(seconds(FLOOR / 4 - 100), Some(9));
+        for (bytes, goes_on) in [(10 * FLOOR, true), (10 * FLOOR - 1, false)] {
+            let mut progress = Progress::new(FLOOR);
+            assert!(progress.wait_passed(Duration::ZERO, bytes));
+            assert_eq!(progress.wait_passed(WINDOW, 0), goes_on, "{bytes}");
+        }
     }
 
     /// Goal: only waiting counts. Method: a body whose bytes are there whenever they are asked for.
@@ -93,6 +98,6 @@ mod tests {
         for _ in 0..10_000 {
             assert!(progress.wait_passed(Duration::from_micros(10), 1));
         }
-        assert!(progress.next_check() <= SLOT);
+        assert_eq!(progress.next_check(), SLOT - Duration::from_millis(100));
     }
 }

@@ -78,4 +78,17 @@ mod tests {
         verified.put(name(0), false, 100);
         assert_eq!((verified.get(&name(0), 199), verified.get(&name(0), 200)), (Some(false), None));
     }
+
+    /// Goal: the older half expires like the younger one, and what is found once more drives nothing out. Method: both halves full,
+    /// and the younger one put again.
+    #[test]
+    fn both_halves_hold_for_their_time() {
+        let mut verified = Verified::new(8, 100);
+        let name = |number: u8| [number; 32];
+        for (number, now_ms) in [(0, 0), (1, 0), (2, 0), (3, 10), (4, 10), (5, 10), (6, 10), (7, 10), (4, 20), (7, 20)]
+        {
+            verified.put(name(number), number, now_ms);
+        }
+        assert_eq!((verified.get(&name(0), 100), verified.get(&name(3), 100)), (None, Some(3)));
+    }
 }

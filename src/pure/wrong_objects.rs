@@ -119,4 +119,19 @@ mod tests {
             }
         }
     }
+
+    /// Goal: what is noted once more drives nothing out, and is forgotten at once. Method: both halves full, all of them noted again.
+    #[test]
+    fn once_more_is_nothing_new() {
+        let mut objects = WrongObjects::new(8);
+        let known = |objects: &WrongObjects| (0..8).filter(|&number| objects.contains(Hash([number; 32]), 1)).count();
+        for number in (0..8).chain(4..8) {
+            objects.note(Hash([number; 32]), 1, Flaw::Content);
+        }
+        assert_eq!((known(&objects), objects.len()), (8, 8));
+        objects.note(Hash([7; 32]), 1, Flaw::Size);
+        assert_eq!((known(&objects), objects.len()), (4, 5), "the older half has made room");
+        objects.note(Hash([6; 32]), 1, Flaw::Content);
+        assert_eq!((known(&objects), objects.len()), (4, 5), "it is known once");
+    }
 }
