@@ -529,6 +529,24 @@ mod tests {
         }
     }
 
+    /// Goal: where there is no room for all of a copy, nothing behind it is taken before the rest of it. Method: room for one byte more,
+    /// and two of them before a large piece.
+    #[test]
+    fn nothing_overtakes_what_has_no_room() {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let shown = Shown::default();
+        let mut io = gathered(0, &shown);
+        assert!(Pin::new(&mut io).poll_write(&mut context, &vec![7; limits::WRITE_COPIED_LEN - 1]).is_ready());
+        let message = vec![Bytes::from(bytes_of(5000))];
+        let mut payload = Payload::message(message, Rooms::default(), shown.clone());
+        payload.advance(crate::pure::grpc_frame::PREFIX_LEN - 2);
+        let mut slices = [IoSlice::new(&[]); 2];
+        let count = payload.chunks_vectored(&mut slices);
+        let written = Pin::new(&mut io).poll_write_vectored(&mut context, &slices[..count]);
+        assert!(matches!(written, Poll::Ready(Ok(1))));
+        assert_eq!((count, io.0.borrow().len), (2, limits::WRITE_COPIED_LEN));
+    }
+
     /// Goal: what was gathered goes out before the end does, the socket is told to pass it on, and one that takes nothing more is an
     /// error. Method: each with a few bytes.
     #[test]

@@ -130,9 +130,13 @@ mod tests {
         view.handle_announcement(Announcement { epoch: 0, state: State::Closed, watch: 1 });
         view.handle_outcome(ticket, Health::Good);
         assert!(view.take_report().is_some_and(|report| report.succeeded));
-        view.handle_announcement(Announcement { epoch: 1, state: State::Open, watch: 1 });
         view.handle_outcome(ticket, Health::Bad);
-        assert_eq!((view.admit(), view.take_report()), (None, None));
+        for (epoch, state) in [(1, State::Open), (2, State::HalfOpen), (3, State::Open)] {
+            view.handle_announcement(Announcement { epoch, state, watch: 1 });
+            assert_eq!((view.admit(), view.take_report()), (None, None), "{state:?}");
+            view.handle_outcome(ticket, Health::Bad);
+        }
+        assert_eq!(view.take_report(), None);
         view.handle_announcement(Announcement { epoch: 0, state: State::Closed, watch: 1 });
         assert_eq!(view.state(), State::Open);
     }

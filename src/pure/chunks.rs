@@ -314,6 +314,12 @@ mod tests {
         assert_eq!(chunks.free(), 15 + 2 + 1);
         assert!(chunks.remove_if_idle(3) && !chunks.contains(3) && !chunks.remove_if_idle(3));
         assert_eq!(chunks.free(), 2 + 1);
+        chunks.seal(1);
+        chunks.unseal(2);
+        chunks.give(run(35, 4));
+        assert_eq!(chunks.free(), 0, "segment 2 was full when its age began anew");
+        chunks.unseal(2);
+        assert_eq!(chunks.free(), 4);
     }
 
     /// Goal: blobs are listed where they start, once, until they are asked for. Method: by hand.
