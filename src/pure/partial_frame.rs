@@ -13,6 +13,8 @@ const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 4;
+/// The bits of a stream's number. Source: RFC 9113, 4.1.
+const STREAM_MASK: u32 = u32::MAX >> 1;
 
 /// What one connection has begun to send.
 #[derive(Debug)]
@@ -26,6 +28,11 @@ pub struct PartialFrame {
     is_data: bool,
     /// The running header block goes on behind the running frame.
     goes_on: bool,
+    /// The latest stream that was opened, and whether the running header block is of one that was open.
+    last_stream: u32,
+    is_trailers: bool,
+    /// Trailers were too long, of which all may have come at once.
+    had_long_trailers: bool,
 }
 
 impl Default for PartialFrame {
@@ -38,6 +45,9 @@ impl Default for PartialFrame {
             len: 0,
             is_data: false,
             goes_on: false,
+            last_stream: 0,
+            is_trailers: false,
+            had_long_trailers: false,
         }
     }
 }
@@ -72,21 +82,29 @@ impl PartialFrame {
 
     /// No peer may send this, or has a reason to, when the connection's window is at most `window` bytes.
     pub fn is_too_long(&self, window: usize) -> bool {
-        self.len > HEAD_LEN + if self.is_data { window } else { limits::HTTP2_OTHER_FRAME_LEN_MAX }
+        let len = if self.is_data { window } else { limits::HTTP2_OTHER_FRAME_LEN_MAX };
+        self.had_long_trailers || self.len > HEAD_LEN + len
     }
 
     fn end_if_whole(&mut self) {
         if self.payload_left == 0 && !self.goes_on {
             self.len = 0;
+            self.is_trailers = false;
         }
     }
 
     fn begin(&mut self) {
-        let [a, b, c, kind, flags, ..] = self.head;
+        let [a, b, c, kind, flags, stream @ ..] = self.head;
         self.payload_left = u32::from_be_bytes([0, a, b, c]) as usize;
         let is_block = kind == HEADERS || kind == CONTINUATION;
         self.len = self.len.saturating_add(HEAD_LEN + self.payload_left);
         self.is_data = kind == DATA && !self.goes_on;
+        if kind == HEADERS && !self.goes_on {
+            let stream = u32::from_be_bytes(stream) & STREAM_MASK;
+            self.is_trailers = stream <= self.last_stream;
+            self.last_stream = self.last_stream.max(stream);
+        }
+        self.had_long_trailers |= self.is_trailers && self.len > HEAD_LEN + limits::HTTP2_TRAILERS_LEN_MAX;
         self.goes_on = if is_block { flags & END_HEADERS == 0 } else { self.goes_on };
     }
 }
@@ -149,11 +167,15 @@ mod tests {
     #[test]
     fn too_long() {
         let other = limits::HTTP2_OTHER_FRAME_LEN_MAX;
+        let trailers = limits::HTTP2_TRAILERS_LEN_MAX;
         for (frames, is_too_long) in [
             (vec![frame(0, 0, 1000)], false),
             (vec![frame(0, 0, 1001)], true),
             (vec![frame(0xee, 0, other)], false),
             (vec![frame(0xee, 0, other + 1)], true),
+            (vec![frame(1, 4, 100), frame(0, 0, 5), frame(1, 5, trailers)], false),
+            (vec![frame(1, 4, 100), frame(0, 0, 5), frame(1, 5, trailers + 1)], true),
+            (vec![frame(1, 4, 100), frame(1, 1, trailers), frame(9, 0, 1)], true),
             (vec![frame(1, 0, other / 2), frame(9, 0, other / 2 - HEAD_LEN)], false),
             (vec![frame(1, 0, other / 2), frame(9, 0, other / 2 - HEAD_LEN + 1)], true),
         ] {

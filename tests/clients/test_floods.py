@@ -122,3 +122,13 @@ def test_calls_with_long_headers(fresh):
 def test_http_requests_that_never_end(fresh, begun):
     server = fresh(http_address="127.0.0.1:0", memory_limit="128M")
     bear(server, server.http_port, 1500, begun, 80 * MIB)
+
+
+def test_trailers(fresh):
+    # Of many short fields, behind calls that nobody ends: each would take 200 KiB.
+    server = fresh(http_address="127.0.0.1:0", memory_limit="256M")
+    block = b"".join(literal(f"a{number}".encode(), b"") for number in range(850))
+    streams = range(1, 101, 2)
+    calls = b"".join(frame(frames.HEADERS, 4, stream, head(f"{BYTE_STREAM}/Write")) for stream in streams)
+    trailers = b"".join(frame(frames.HEADERS, 5, stream, block) for stream in streams)
+    bear(server, server.port, 100, frames.PREFACE + SETTINGS + calls + trailers, 80 * MIB)
