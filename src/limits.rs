@@ -84,6 +84,8 @@ pub const HTTP2_OTHER_FRAME_LEN_MAX: usize = 2 * HTTP2_HEADER_LIST_LEN_MAX as us
 /// The longest trailers of a call, in bytes. Why so few: gRPC has none in requests, nobody reads them, and a field of a byte takes
 /// 200 until the call is over. Longer ones end their connection (ENHANCE_YOUR_CALM).
 pub const HTTP2_TRAILERS_LEN_MAX: usize = 64;
+/// Characters of an unknown method's path that are said back. Why few: the answer is held until its client takes it.
+pub const METHOD_SHOWN_LEN_MAX: usize = 128;
 /// The window of a stream that is advertised by default, in bytes (`--grpc_initial_window_size`).
 pub const HTTP2_STREAM_WINDOW: u32 = 256 << 10;
 /// A connection's window until it uploads, and at least, in bytes. Source: RFC 9113, 6.9.2: no setting changes it.

@@ -42,8 +42,6 @@ const BATCH_UPDATE: &str = "/build.bazel.remote.execution.v2.ContentAddressableS
 const FIND_MISSING: &str = "/build.bazel.remote.execution.v2.ContentAddressableStorage/FindMissingBlobs";
 const UPDATE_ACTION: &str = "/build.bazel.remote.execution.v2.ActionCache/UpdateActionResult";
 const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
-/// Characters of the path of an unknown method that are said back. Why few: the answer is held until its client takes it.
-const PATH_SHOWN_MAX: usize = 128;
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
@@ -166,7 +164,7 @@ fn dispatch<S: Store>(call: Call<'_, S>) {
             call.without_end().reflection(Method::ReflectionAlpha)
         }
         path => {
-            let path: String = path.chars().take(PATH_SHOWN_MAX).collect();
+            let path: String = path.chars().take(limits::METHOD_SHOWN_LEN_MAX).collect();
             let status = Status::new(Code::Unimplemented, format!("this server has no method {path}"));
             call.refuse(Method::Unknown, status);
         }
