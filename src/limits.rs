@@ -139,8 +139,9 @@ pub const PASSWORD_WAIT: Duration = Duration::from_secs(20);
 /// How long a connection that has no calls may take to answer the PING of a drain's GOAWAY.
 pub const HTTP2_FAREWELL_MS: u64 = 1000;
 /// Streams that were reset, most because an early answer cut off their body, remembered at a time so that what is in flight
-/// for them is dropped quietly, and for how long.
-pub const HTTP2_RESET_STREAMS_MAX: usize = 2048;
+/// for them is dropped quietly, and for how long. Why not more: each keeps a row, which nobody may have memory for; frames of one
+/// that is forgotten are errors of their stream (`HTTP2_STREAM_ERRORS_MAX`), and cost a RST_STREAM each.
+pub const HTTP2_RESET_STREAMS_MAX: usize = 256;
 pub const HTTP2_RESET_STREAM_KEEP_MS: u64 = 10_000;
 /// What HTTP/2's tables take, in bytes: a row for each stream that is open or remembered, of which 378 were measured, and for
 /// an open one its frames that nobody has read or sent yet, of which 520 to 550 were measured. They double when they are full,
@@ -149,9 +150,24 @@ pub const HTTP2_ROW_LEN: u64 = 400;
 pub const HTTP2_FRAMES_LEN: u64 = 640;
 /// The rows that a connection is counted with from its beginning.
 pub const HTTP2_ROWS_FIRST: usize = 16;
-/// Streams cancelled before they were looked at, and protocol errors of single streams, that end their connection.
-pub const HTTP2_PENDING_RESETS_MAX: usize = 256;
-pub const HTTP2_STREAM_ERRORS_MAX: usize = 1024;
+/// What one turn of a connection brings at most: bytes behind its first DATA frame, and header blocks; where there is no memory for
+/// larger tables, only as many of these as there are rows that are charged. Why bounded: HTTP/2 keeps the buffer that a frame came in
+/// until somebody has read the frame, and what it is to answer until it has its turn.
+pub const HTTP2_TURN_LEN: usize = 16 << 10;
+pub const HTTP2_TURN_BLOCKS: usize = 128;
+/// DATA frames that come in a turn of a connection which is charged with `SENDING_HELD_LEN` or a larger window; with other ones,
+/// and at least, as many as there are rows of its tables that are charged.
+pub const HTTP2_TURN_FRAMES: usize = 64;
+/// Streams of a connection whose short requests may end after they were answered, while there is more of it to read.
+pub const HTTP2_BODIES_LEFT_MAX: usize = 128;
+/// Chunks of a request that are shorter than this are copied when they have to wait for their call. Why not longer ones: the
+/// buffer that they came in is not much longer.
+pub const BODY_COPY_LEN_MAX: usize = 16 << 10;
+/// Streams cancelled before they were looked at, which is at the end of the turn that brought them, and errors of single streams,
+/// that end their connection. Why so many errors: who is refused many uploads has frames of many in flight.
+pub const HTTP2_PENDING_RESETS_MAX: usize = 100;
+pub const HTTP2_STREAM_ERRORS_MAX: usize = 1 << 16;
+const _: () = assert!(HTTP2_PENDING_RESETS_MAX < HTTP2_TURN_BLOCKS);
 /// Answers to PING and SETTINGS with no other frame between them that end their connection (ENHANCE_YOUR_CALM) when they come
 /// within this time. Why so many: some clients send a PING for each bit of data that comes.
 pub const HTTP2_ANSWERS_MAX: u32 = 1000;

@@ -6,8 +6,8 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use h2::RecvStream;
 
+use super::bodies::Inbound;
 use super::memory::{GaveWay, Room, Share};
 use super::metadata::Caller;
 use super::responder::Responder;
@@ -19,7 +19,7 @@ use crate::service::{Code, Outgoing as _, Status};
 
 /// A request body.
 pub struct Body {
-    stream: RecvStream,
+    inbound: Inbound,
     deframer: Deframer,
     /// Bytes that came and whose window credit has not been returned.
     owed: usize,
@@ -60,12 +60,12 @@ pub struct Message {
 impl Body {
     /// `has_encoding`: `grpc-encoding` names something other than `identity`. The client may send nothing for
     /// `idle_limit` at a time.
-    pub fn new(stream: RecvStream, has_encoding: bool, idle_limit: Duration) -> Self {
+    pub fn new(inbound: Inbound, has_encoding: bool, idle_limit: Duration) -> Self {
         let deframer = Deframer::new(limits::GRPC_MESSAGE_LEN_MAX, has_encoding);
-        Self { stream, deframer, owed: 0, idle: Idle { limit: idle_limit, timer: None, moved: false } }
+        Self { inbound, deframer, owed: 0, idle: Idle { limit: idle_limit, timer: None, moved: false } }
     }
 
-    /// The one message of a unary call. Copies nothing when it came in one DATA frame. While it waits for memory its
+    /// The one message of a unary call. Copies nothing when it came in one chunk. While it waits for memory its
     /// window is closed; who has begun a message may send nothing of it for `stall_limit` at a time.
     ///
     /// Why the window credit is returned as bytes come and not when the message is complete: many half-sent messages
@@ -119,7 +119,7 @@ impl Body {
             if let Some(part) = self.deframer.next_part().map_err(frame_status)? {
                 return Poll::Ready(Ok(Some(part)));
             }
-            match ready!(self.stream.poll_data(context)) {
+            match ready!(self.inbound.poll_data(context)) {
                 Some(Ok(chunk)) => {
                     self.owed += chunk.len();
                     self.idle.moved = true;
@@ -144,8 +144,7 @@ impl Body {
     /// The same, but for `held` bytes, which are still in memory somewhere.
     pub fn return_credit_but(&mut self, held: usize) {
         let out = (self.owed - self.deframer.unread()).saturating_sub(held);
-        // An error means that the stream is over, and its credit with it.
-        let _ = self.stream.flow_control().release_capacity(out);
+        self.inbound.release(out);
         self.owed -= out;
     }
 }

@@ -4,6 +4,8 @@
 //! 16 KiB of a large one. Gathered, all that a connection has to say in one of its turns goes out at once. What is large
 //! is not copied: the payload that h2 writes says which shared bytes it is cut from, and these are kept instead.
 //! (Reading ahead is the socket's part too: `rt::tcp`.)
+//!
+//! And no more is read in a turn than the connection is charged for: what has come waits with HTTP/2 until the turn is over.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -16,12 +18,14 @@ use std::time::Instant;
 use bytes::{Buf as _, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::bodies::Bodies;
 use super::payload::{Rooms, Shown};
 use super::sending::Sending;
 use crate::budget::{Apart, Purse, Rank};
 use crate::limits;
 use crate::pure::answers::Answers;
 use crate::pure::partial_frame::PartialFrame;
+use crate::pure::turn::{Most, Turn};
 use crate::rt::time;
 
 /// Buffers for what is copied that no connection uses now, each with room for `WRITE_COPIED_LEN` bytes. Why shared: a
@@ -62,6 +66,16 @@ struct State<T> {
     answers: Answers,
     /// What has come of a frame that is not whole.
     begun: PartialFrame,
+    /// What has come in this turn, and what may.
+    turn: Turn,
+    most: Most,
+    /// There was more to read in this turn than it might bring.
+    is_cut: bool,
+    /// What was read of the next turn.
+    ahead: Bytes,
+    bodies: Bodies,
+    /// Nothing is read until what was gathered has gone out.
+    is_held_up: bool,
     /// What that is charged to, once a long frame has come.
     sending: Sending,
     /// Bytes of the connection's window beyond the first 64 KiB, which are charged.
@@ -101,12 +115,27 @@ impl<T: AsyncWrite + Unpin> Gathered<T> {
             copied_sent: 0,
             answers,
             begun: PartialFrame::default(),
+            turn: Turn::default(),
+            most: Most {
+                frames: limits::HTTP2_ROWS_FIRST,
+                blocks: limits::HTTP2_TURN_BLOCKS,
+                len: limits::HTTP2_TURN_LEN,
+            },
+            is_cut: false,
+            ahead: Bytes::new(),
+            bodies: Bodies::default(),
+            is_held_up: false,
             sending: Sending::new(purse),
             window: 0,
             opened: time::now(),
             memory: None,
         };
         Self(Rc::new(RefCell::new(state)))
+    }
+
+    /// The request bodies of the connection.
+    pub fn bodies(&self) -> Bodies {
+        self.0.borrow().bodies.clone()
     }
 
     /// The connection's window is larger by so many bytes, which are charged.
@@ -130,6 +159,30 @@ impl<T: AsyncWrite + Unpin> Gathered<T> {
             return 0;
         }
         state.answers.resets_remembered(millis_since(state.opened))
+    }
+
+    /// Begins a turn of a connection that is charged for so many DATA frames which nobody has read. `is_short`: there is no memory
+    /// for more.
+    pub fn begin_turn(&self, frames: usize, is_short: bool) {
+        let state = &mut *self.0.borrow_mut();
+        state.is_cut = false;
+        state.turn.end().for_each(|stream| state.bodies.take_out(stream));
+        let charged = state.charged();
+        state.most = Most {
+            frames: if charged > 0 { frames.max(limits::HTTP2_TURN_FRAMES) } else { frames },
+            blocks: if is_short { frames } else { limits::HTTP2_TURN_BLOCKS },
+            len: limits::HTTP2_TURN_LEN + charged,
+        };
+    }
+
+    /// There is more to read than this turn might bring.
+    pub fn is_cut(&self) -> bool {
+        self.0.borrow().is_cut
+    }
+
+    /// Reads nothing until what was gathered has gone out, or goes on to read. Tells whether it was held up before.
+    pub fn hold_up(&self, is_held_up: bool) -> bool {
+        std::mem::replace(&mut self.0.borrow_mut().is_held_up, is_held_up)
     }
 
     /// Sends what was gathered. Pending while the socket is full.
@@ -282,6 +335,16 @@ fn cut_of(whole: &Bytes, slice: &[u8]) -> Option<Bytes> {
     (slice.as_ptr_range().end <= whole.as_ptr_range().end).then(|| whole.slice_ref(slice))
 }
 
+impl<T> State<T> {
+    /// Bytes that are charged for what the connection sends, beyond what each is charged for.
+    fn charged(&self) -> usize {
+        if self.window >= limits::SENDING_HELD_LEN {
+            return usize::try_from(self.window).unwrap_or(usize::MAX);
+        }
+        if self.sending.is_held() { limits::SENDING_HELD_LEN as usize } else { 0 }
+    }
+}
+
 impl<T: AsyncRead + Unpin> Gathered<T> {
     /// True when the peer does little but make HTTP/2 answer, has begun what it cannot mean, or found no room for it in time.
     pub fn is_flooded(&self) -> bool {
@@ -291,24 +354,48 @@ impl<T: AsyncRead + Unpin> Gathered<T> {
 }
 
 impl<T: AsyncRead + Unpin> State<T> {
-    /// Reads no more of a long frame than is charged to the connection.
+    /// Reads no more than this turn may bring, and than is charged to the connection.
     fn poll_read(&mut self, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.is_too_long() {
-            // The driver ends the connection in this turn.
+        if self.is_too_long() || self.is_held_up {
+            // The driver ends the connection in this turn, or is woken when something goes out.
             return Poll::Pending;
         }
-        ready!(self.poll_sending(context));
+        if self.turn.is_over(&self.most) {
+            self.is_cut = true;
+            return Poll::Pending;
+        }
+        ready!(self.poll_charged(context));
         let before = buf.filled().len();
-        ready!(Pin::new(&mut self.io).poll_read(context, buf))?;
-        self.begun.pass(&buf.filled()[before..]);
+        if self.ahead.is_empty() {
+            let read = Pin::new(&mut self.io).poll_read(context, buf);
+            self.bodies.set_dry(read.is_pending());
+            ready!(read)?;
+        } else {
+            buf.put_slice(&self.ahead[..self.ahead.len().min(buf.remaining())]);
+        }
+        let read = &buf.filled()[before..];
+        let count = self.begun.pass(read, &mut self.turn, &self.most);
+        if !self.ahead.is_empty() {
+            self.ahead.advance(count);
+        } else if count < read.len() {
+            self.ahead = Bytes::copy_from_slice(&read[count..]);
+        }
+        buf.set_filled(before + count);
         Poll::Ready(Ok(()))
     }
 
-    /// Waits until what HTTP/2 gathers of the running frame is charged.
-    fn poll_sending(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let is_charged = self.sending.is_held() || self.window >= limits::SENDING_HELD_LEN;
-        if is_charged || self.begun.gathered() <= limits::SMALL_MESSAGE_LEN {
+    /// Waits until more than a little that HTTP/2 gathers, or that no call has read, is charged.
+    fn poll_charged(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let most = limits::SMALL_MESSAGE_LEN;
+        let is_little = self.begun.gathered() <= most && self.bodies.unread() + self.turn.data_len() <= most;
+        if is_little || self.charged() > 0 {
+            self.sending.rest();
             return Poll::Ready(());
+        }
+        // Why: calls may take what has come when the turn is over.
+        if self.turn.frames() > 0 {
+            self.is_cut = true;
+            return Poll::Pending;
         }
         self.sending.poll(context)
     }
@@ -355,256 +442,4 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Gathered<T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::payload::Payload;
-    use super::*;
-
-    /// A socket that takes at most `take` bytes at a time, none when it is 0. It counts the calls, and knows where the
-    /// bytes lay that it took.
-    struct Socket {
-        take: usize,
-        calls: usize,
-        flushes: usize,
-        is_shut: bool,
-        got: Vec<u8>,
-        places: Vec<*const u8>,
-    }
-
-    impl Socket {
-        fn new(take: usize) -> Self {
-            Self { take, calls: 0, flushes: 0, is_shut: false, got: Vec::new(), places: Vec::new() }
-        }
-    }
-
-    impl AsyncWrite for Socket {
-        fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-            self.poll_write_vectored(context, &[IoSlice::new(data)])
-        }
-        fn poll_write_vectored(
-            mut self: Pin<&mut Self>,
-            _: &mut Context<'_>,
-            data: &[IoSlice<'_>],
-        ) -> Poll<io::Result<usize>> {
-            let mut left = self.take;
-            if left == 0 {
-                return Poll::Pending;
-            }
-            self.calls += 1;
-            for slice in data {
-                let count = slice.len().min(left);
-                self.places.push(slice.as_ptr());
-                self.got.extend_from_slice(&slice[..count]);
-                left -= count;
-            }
-            Poll::Ready(Ok(self.take - left))
-        }
-        fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            self.flushes += 1;
-            Poll::Ready(Ok(()))
-        }
-        fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            self.is_shut = true;
-            Poll::Ready(Ok(()))
-        }
-    }
-
-    fn gathered(take: usize, shown: &Shown) -> Gathered<Socket> {
-        Gathered::new(Socket::new(take), Buffers::default(), shown.clone(), Purse::alone(1 << 20))
-    }
-
-    fn holds_nothing(io: &Gathered<Socket>) -> bool {
-        let state = io.0.borrow();
-        state.len == 0 && state.parts.is_empty() && state.copied.capacity() == 0
-    }
-
-    fn bytes_of(len: usize) -> Vec<u8> {
-        (0..len).map(|i| (i * 7 + len) as u8).collect()
-    }
-
-    /// Goal: bytes keep their order and none is lost, whatever the socket takes, and small writes become one. Method:
-    /// writes of growing size over sockets that take 1000 bytes, or everything, at a time.
-    #[test]
-    fn keeps_the_order() {
-        let mut context = Context::from_waker(std::task::Waker::noop());
-        for take in [1000, usize::MAX] {
-            let mut io = gathered(take, &Shown::default());
-            let mut expected = Vec::new();
-            for len in [1, 5, 4000, 70_000, 10, 60_000, 6000, 200_000, 1] {
-                let piece = bytes_of(len);
-                expected.extend_from_slice(&piece);
-                let mut rest = &piece[..];
-                while !rest.is_empty() {
-                    let (one, two) = rest.split_at(rest.len() / 2);
-                    let slices = [IoSlice::new(one), IoSlice::new(two)];
-                    let Poll::Ready(Ok(count)) = Pin::new(&mut io).poll_write_vectored(&mut context, &slices) else {
-                        panic!("the socket takes bytes")
-                    };
-                    rest = &rest[count..];
-                }
-            }
-            assert!(io.poll_send(&mut context).is_ready());
-            assert_eq!(io.0.borrow().io.got, expected);
-            assert!(holds_nothing(&io));
-        }
-        let io = gathered(usize::MAX, &Shown::default());
-        for _ in 0..100 {
-            assert!(Pin::new(&mut io.clone()).poll_write(&mut context, &[7; 100]).is_ready());
-        }
-        assert!(io.poll_send(&mut context).is_ready());
-        assert_eq!(io.0.borrow().io.calls, 1);
-        io.0.borrow_mut().io.take = 0;
-        assert!(Pin::new(&mut io.clone()).poll_write(&mut context, b"kept").is_ready());
-        assert!(io.poll_send(&mut context).is_pending());
-        assert_eq!(io.0.borrow().copied, b"kept");
-    }
-
-    /// Goal: what is copied is charged before it is held, and without memory for it there is less of it; all goes out in order
-    /// in the end. Method: a socket that takes nothing, then everything, with a purse that has memory for one and with one that
-    /// has not; small writes until no more are taken.
-    #[test]
-    fn what_is_copied_is_charged() {
-        let mut context = Context::from_waker(std::task::Waker::noop());
-        let full = limits::WRITE_COPIED_LEN;
-        for (peers, most, charge) in [(1 << 20, full, full as u64), (1000, limits::WRITE_COPIED_LEN_MIN, 0)] {
-            let purse = Purse::alone(peers);
-            let io = Gathered::new(Socket::new(0), Buffers::default(), Shown::default(), purse.clone());
-            let piece = bytes_of(1000);
-            let mut expected = Vec::new();
-            while let Poll::Ready(Ok(count)) = Pin::new(&mut io.clone()).poll_write(&mut context, &piece) {
-                expected.extend_from_slice(&piece[..count]);
-                assert_eq!(purse.apart(), charge);
-                assert!(io.0.borrow().copied.capacity() <= most.max(limits::WRITE_COPIED_LEN_MIN));
-            }
-            assert_eq!(expected.len(), most);
-            assert!(io.poll_send(&mut context).is_pending());
-            assert_eq!(purse.apart(), charge);
-            io.0.borrow_mut().io.take = usize::MAX;
-            assert!(io.poll_send(&mut context).is_ready());
-            assert!(io.0.borrow().io.got == expected);
-            assert!(holds_nothing(&io) && purse.apart() == 0);
-        }
-    }
-
-    /// Goal: of the buffers that nobody uses a few are kept, empty, and those with little room are not. Method: more are given back
-    /// than that.
-    #[test]
-    fn spare_buffers_are_few_and_empty() {
-        let buffers = Buffers::default();
-        let full = || vec![7; limits::WRITE_COPIED_LEN];
-        buffers.give_back(vec![7; limits::WRITE_COPIED_LEN_MIN]);
-        assert!(buffers.0.borrow().is_empty());
-        (0..=limits::WRITE_BUFFERS_SPARE_MAX).for_each(|_| buffers.give_back(full()));
-        assert_eq!(buffers.0.borrow().len(), limits::WRITE_BUFFERS_SPARE_MAX);
-        assert!(buffers.take().is_empty());
-        assert_eq!(buffers.0.borrow().len(), limits::WRITE_BUFFERS_SPARE_MAX - 1);
-    }
-
-    /// Goal: what waits for a socket that takes nothing is bounded, in bytes and in parts, whether it is copied or not, and all of it
-    /// goes out in the end. Method: messages of one large piece each, of several lengths, every other one behind a byte.
-    #[test]
-    fn what_waits_is_bounded() {
-        let mut context = Context::from_waker(std::task::Waker::noop());
-        for (len, most) in [(limits::WRITE_COPY_LEN_MAX, 16), (5000, 210), (100_000, 11)] {
-            let shown = Shown::default();
-            let mut io = gathered(0, &shown);
-            let (piece, mut expected) = (Bytes::from(bytes_of(len)), Vec::new());
-            let taken = (0..1000).take_while(|number| {
-                let mut payload = Payload::message(vec![piece.clone()], Rooms::default(), shown.clone());
-                payload.advance(crate::pure::grpc_frame::PREFIX_LEN - number % 2);
-                let mut slices = [IoSlice::new(&[]); 2];
-                let slices_count = payload.chunks_vectored(&mut slices);
-                let written = Pin::new(&mut io).poll_write_vectored(&mut context, &slices[..slices_count]);
-                let Poll::Ready(Ok(count)) = written else { return false };
-                expected.extend_from_slice(&payload.copy_to_bytes(count));
-                true
-            });
-            let taken = taken.count();
-            let state = io.0.borrow();
-            assert!(taken <= most && state.parts.len() <= limits::WRITE_PARTS_MAX, "{taken} of {len}");
-            assert!(state.len < limits::WRITE_GATHER_LEN + len);
-            drop(state);
-            io.0.borrow_mut().io.take = usize::MAX;
-            assert!(io.poll_send(&mut context).is_ready());
-            assert!(io.0.borrow().io.got == expected);
-        }
-    }
-
-    /// Goal: where there is no room for all of a copy, nothing behind it is taken before the rest of it. Method: room for one byte more,
-    /// and two of them before a large piece.
-    #[test]
-    fn nothing_overtakes_what_has_no_room() {
-        let mut context = Context::from_waker(std::task::Waker::noop());
-        let shown = Shown::default();
-        let mut io = gathered(0, &shown);
-        assert!(Pin::new(&mut io).poll_write(&mut context, &vec![7; limits::WRITE_COPIED_LEN - 1]).is_ready());
-        let message = vec![Bytes::from(bytes_of(5000))];
-        let mut payload = Payload::message(message, Rooms::default(), shown.clone());
-        payload.advance(crate::pure::grpc_frame::PREFIX_LEN - 2);
-        let mut slices = [IoSlice::new(&[]); 2];
-        let count = payload.chunks_vectored(&mut slices);
-        let written = Pin::new(&mut io).poll_write_vectored(&mut context, &slices[..count]);
-        assert!(matches!(written, Poll::Ready(Ok(1))));
-        assert_eq!((count, io.0.borrow().len), (2, limits::WRITE_COPIED_LEN));
-    }
-
-    /// Goal: what was gathered goes out before the end does, the socket is told to pass it on, and one that takes nothing more is an
-    /// error. Method: each with a few bytes.
-    #[test]
-    fn the_end() {
-        let mut context = Context::from_waker(std::task::Waker::noop());
-        let mut io = gathered(usize::MAX, &Shown::default());
-        assert!(Pin::new(&mut io).poll_write(&mut context, b"last").is_ready());
-        assert!(Pin::new(&mut io).poll_shutdown(&mut context).is_ready());
-        let state = io.0.borrow();
-        assert_eq!((&state.io.got[..], state.io.flushes, state.io.is_shut), (&b"last"[..], 1, true));
-        let io = gathered(0, &Shown::default());
-        let error = io.0.borrow_mut().sent(0).expect_err("it takes nothing");
-        assert_eq!(error.kind(), io::ErrorKind::WriteZero);
-    }
-
-    /// Writes the next frame of at most 16 KiB as h2 does: a head, and behind it what the payload shows.
-    fn write_frame(io: &mut Gathered<Socket>, context: &mut Context<'_>, payload: &mut Payload) {
-        let mut frame = (&b"nine byte"[..]).chain(payload.take(16 << 10));
-        while frame.has_remaining() {
-            let mut slices = [IoSlice::new(&[]); 8];
-            let count = frame.chunks_vectored(&mut slices);
-            let written = Pin::new(&mut *io).poll_write_vectored(context, &slices[..count]);
-            let Poll::Ready(Ok(count)) = written else { panic!("the socket takes bytes") };
-            frame.advance(count);
-        }
-    }
-
-    /// Goal: the large pieces of messages go to the socket from where they are, in order between what is copied, and
-    /// are let go of when they are sent. Method: messages of large and small pieces, over sockets that take a few bytes
-    /// at a time, or everything.
-    #[test]
-    fn sends_messages_from_where_they_are() {
-        let mut context = Context::from_waker(std::task::Waker::noop());
-        for take in [777, 100_000, usize::MAX] {
-            let shown = Shown::default();
-            let mut io = gathered(take, &shown);
-            let pieces = [50_000, 10, 100_000, 600].map(|len| Bytes::from(bytes_of(len)));
-            let mut expected = Vec::new();
-            for _ in 0..3 {
-                let message = || Payload::message(pieces.to_vec(), Rooms::default(), shown.clone());
-                let mut whole = message();
-                for frame in whole.copy_to_bytes(whole.remaining()).chunks(16 << 10) {
-                    expected.extend_from_slice(b"nine byte");
-                    expected.extend_from_slice(frame);
-                }
-                let mut payload = message();
-                while payload.has_remaining() {
-                    write_frame(&mut io, &mut context, &mut payload);
-                }
-            }
-            assert!(io.poll_send(&mut context).is_ready());
-            assert!(holds_nothing(&io) && shown.take().is_none());
-            let state = io.0.borrow();
-            assert_eq!(state.io.got, expected);
-            let from_pieces =
-                state.io.places.iter().filter(|place| pieces.iter().any(|p| p.as_ptr_range().contains(place)));
-            assert!(from_pieces.count() >= 3 * 150_000 / (16 << 10));
-            assert!(pieces.iter().all(Bytes::is_unique));
-        }
-    }
-}
+mod tests;

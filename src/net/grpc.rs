@@ -14,6 +14,7 @@ use http::request::Parts;
 use http::{Method as Verb, Request, Response, StatusCode};
 
 use super::account::Account;
+use super::bodies::Bodies;
 use super::body::{Body, Message, RequestStream};
 use super::credential;
 use super::memory::{Share, Shares};
@@ -52,9 +53,11 @@ pub(super) fn start<S: Store>(
     peer: &Peer,
     calls: &Gate,
     shares: &Shares,
+    bodies: &Bodies,
     request: Request<RecvStream>,
     mut respond: SendResponse<Payload>,
 ) {
+    let is_short = !is_long(&request);
     let (head, stream) = request.into_parts();
     // Why not health: who looks after the server must see that it lives.
     let is_exempt = head.uri.path() == HEALTH_CHECK;
@@ -74,7 +77,7 @@ pub(super) fn start<S: Store>(
     }
     let has_encoding = head.headers.get(GRPC_ENCODING).is_some_and(|encoding| encoding != IDENTITY);
     let timeout = head.headers.get(GRPC_TIMEOUT).map(|value| grpc_frame::parse_timeout(value.as_bytes()));
-    let body = Body::new(stream, has_encoding, server.write_idle.get());
+    let body = Body::new(bodies.open(stream, is_short), has_encoding, server.write_idle.get());
     let responder = Responder::new(respond, shares.replies.clone(), server.shown.clone());
     let timeout_given = timeout.flatten();
     let admitted = match &server.settings.trust {
@@ -99,11 +102,10 @@ pub(super) fn start<S: Store>(
     };
     if is_full {
         let text = "the calls that are open take all of the memory that they may: make fewer at a time";
-        return call.refuse(Method::Unknown, Status::new(Code::ResourceExhausted, text));
+        return call.refuse(Status::new(Code::ResourceExhausted, text));
     }
     if timeout == Some(None) {
-        return call
-            .refuse(Method::Unknown, Status::invalid("grpc-timeout: must be up to 8 digits and one of H M S m u n"));
+        return call.refuse(Status::invalid("grpc-timeout: must be up to 8 digits and one of H M S m u n"));
     }
     dispatch(call);
 }
@@ -166,7 +168,7 @@ fn dispatch<S: Store>(call: Call<'_, S>) {
         path => {
             let path: String = path.chars().take(limits::METHOD_SHOWN_LEN_MAX).collect();
             let status = Status::new(Code::Unimplemented, format!("this server has no method {path}"));
-            call.refuse(Method::Unknown, status);
+            call.refuse(status);
         }
     }
 }
@@ -284,8 +286,13 @@ impl<S: Store> Call<'_, S> {
         });
     }
 
-    fn refuse(self, method: Method, status: Status) {
-        self.spawn(method, async move |_, _, _, _| Err(status));
+    /// Answers at once.
+    ///
+    /// Why without a task: that would have to wait until all connections had their turn, and each may bring many calls.
+    fn refuse(self, status: Status) {
+        let status = self.serving.err().unwrap_or(status);
+        self.responder.open_account(account(&self.server, Method::Unknown, self.peer));
+        self.responder.finish(Err(status));
     }
 
     /// Runs the call in a task of its own, which starts when the connection's turn is over, so that all calls that came
@@ -299,12 +306,7 @@ impl<S: Store> Call<'_, S> {
         let Self { server, serving, peer, calls, requests: _, responder, timeout, drain, head, body, memory } = self;
         let decision = decide(&server, method, peer, &head);
         drop(head);
-        responder.open_account(Account::open(
-            server.counters.grpc.clone(),
-            method,
-            server.services.options.access_log.get(),
-            peer.origin,
-        ));
+        responder.open_account(account(&server, method, peer));
         responder.charge(memory);
         let deadline: Option<Sleep> = timeout.map(time::sleep);
         // Why also what is around the handler: where a panic has broken the connection's HTTP/2, its calls panic when they end.
@@ -334,6 +336,10 @@ impl<S: Store> Call<'_, S> {
             }
         }));
     }
+}
+
+fn account<S>(server: &Server<S>, method: Method, peer: &Peer) -> Account {
+    Account::open(server.counters.grpc.clone(), method, server.services.options.access_log.get(), peer.origin)
 }
 
 /// Whether the caller may.

@@ -140,12 +140,13 @@ where
     let Settings { max_connection_age, max_connection_age_grace, .. } = server.settings;
     let mut age = max_connection_age.map(|age| time::sleep(spread(age, rt::random_u64())));
     let mut grace: Option<time::Sleep> = None;
-    let shares = server.shares();
+    let (shares, bodies) = (server.shares(), io.bodies());
     let mut window: Option<Grant> = None;
     let mut growth = Growth::default();
     shares.requests.allow_waiting(0);
-    // Each poll is a turn: all that has come is read, all calls that came are started, all that they have said is sent.
+    // Each poll is a turn: what has come is read, all calls that came are started, all that they have said is sent.
     std::future::poll_fn(|context| {
+        io.begin_turn(tables.frames(), growth.is_short);
         let phase = watch.poll_phase(context);
         if told < phase {
             told = phase;
@@ -178,7 +179,7 @@ where
                         io.widen(window.as_ref().map_or(0, Grant::len));
                         shares.requests.allow_waiting(waiting_max(server.settings.stream_window, &window));
                     }
-                    grpc::start(server, peer, calls, &shares, request, respond);
+                    grpc::start(server, peer, calls, &shares, &bodies, request, respond);
                 }
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error)),
                 Poll::Ready(None) => return Poll::Ready(Ok(())),
@@ -207,6 +208,10 @@ where
             Poll::Ready(Ok(())) => growth.accepted = 0,
             Poll::Pending => {}
         }
+        let was_held_up = io.hold_up(growth.is_short && growth.accepted > 0);
+        if io.is_cut() || (was_held_up && growth.accepted == 0) {
+            context.waker().wake_by_ref();
+        }
         Poll::Pending
     })
     .await
@@ -220,24 +225,26 @@ struct Growth {
     accepted: usize,
     /// How many streams had been reset when this was looked at.
     resets: u64,
+    /// There was no memory for what the tables have grown to.
+    is_short: bool,
 }
 
 impl Growth {
     /// Charges what the tables have grown to.
     ///
-    /// Limit: where there is no memory for that, they stay as they are charged. Why not ended: whoever is refused a call, as all are then,
-    /// must not lose those that were let in.
+    /// Where there is no memory for that, they stay as they are charged, and what is not taken holds up what would come. Why not ended:
+    /// whoever is refused a call, as all are then, must not lose those that were let in.
     fn follow<T>(&mut self, tables: &mut Tables, open: usize, io: &Gathered<T>)
     where
         T: AsyncWrite + Unpin,
     {
         let resets = io.resets();
-        if self.accepted == 0 && self.resets == resets {
+        if self.accepted == 0 && self.resets == resets && !self.is_short {
             return;
         }
         self.resets = resets;
         let open = open.max(self.accepted).min(limits::HTTP2_STREAMS_MAX as usize);
-        let _ = tables.cover(open, io.resets_remembered());
+        self.is_short = !tables.cover(open, io.resets_remembered());
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod accept;
 pub mod account;
+pub mod bodies;
 pub mod body;
 pub mod gather;
 pub mod grpc;

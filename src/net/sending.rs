@@ -42,8 +42,13 @@ impl Sending {
             ready!(Pin::new(self.wait.get_or_insert_with(look)).poll(context));
             self.wait = None;
         }
-        (self.wait, self.waits_since) = (None, None);
+        self.rest();
         Poll::Ready(())
+    }
+
+    /// Waits no more.
+    pub fn rest(&mut self) {
+        (self.wait, self.waits_since) = (None, None);
     }
 
     /// It has waited for as long as a request may.

@@ -51,6 +51,11 @@ impl Tables {
         Self { memory, rows: limits::HTTP2_ROWS_FIRST, open: limits::HTTP2_ROWS_FIRST }
     }
 
+    /// Frames that have a row of those that are charged.
+    pub fn frames(&self) -> usize {
+        self.open
+    }
+
     /// Charges tables with so many streams that are open and so many that are remembered. False when there is no memory for it.
     pub fn cover(&mut self, open: usize, remembered: usize) -> bool {
         let rows = (open + remembered).next_power_of_two().max(self.rows);

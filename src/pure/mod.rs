@@ -51,6 +51,7 @@ pub mod segment;
 pub mod shard_map;
 pub mod sigv4;
 pub mod superblock;
+pub mod turn;
 pub mod upload_queue;
 pub mod verified;
 pub mod write_request;

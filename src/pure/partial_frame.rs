@@ -2,6 +2,7 @@
 //!
 //! Why by what is read: HTTP/2 gathers both in memory, charges them to no window, and shows them to nobody before their end.
 
+use super::turn::{Most, Turn};
 use crate::limits;
 
 /// Source: RFC 9113, 3.4.
@@ -25,7 +26,11 @@ pub struct PartialFrame {
     payload_left: usize,
     /// Bytes of the running frame, or of the header block up to its end; 0 between them.
     len: usize,
+    /// The stream of the running frame, and what that is.
+    stream: u32,
     is_data: bool,
+    /// It is a part of a header block.
+    is_block: bool,
     /// The running header block goes on behind the running frame.
     goes_on: bool,
     /// The latest stream that was opened, and whether the running header block is of one that was open.
@@ -43,7 +48,9 @@ impl Default for PartialFrame {
             head_len: 0,
             payload_left: 0,
             len: 0,
+            stream: 0,
             is_data: false,
+            is_block: false,
             goes_on: false,
             last_stream: 0,
             is_trailers: false,
@@ -53,8 +60,10 @@ impl Default for PartialFrame {
 }
 
 impl PartialFrame {
-    /// The next bytes that came, cut anywhere.
-    pub fn pass(&mut self, mut read: &[u8]) {
+    /// The next bytes that came, cut anywhere, as far as they belong to this turn: up to the end of the frame that is its last.
+    /// Tells how many these are.
+    pub fn pass(&mut self, all: &[u8], turn: &mut Turn, most: &Most) -> usize {
+        let mut read = all;
         let of_preface = self.preface_left.min(read.len());
         self.preface_left -= of_preface;
         read = &read[of_preface..];
@@ -62,7 +71,12 @@ impl PartialFrame {
             let of_payload = self.payload_left.min(read.len());
             self.payload_left -= of_payload;
             read = &read[of_payload..];
-            self.end_if_whole();
+            if of_payload > 0 && self.payload_left == 0 {
+                self.end_frame(turn);
+                if turn.is_over(most) {
+                    break;
+                }
+            }
             let of_head = (HEAD_LEN - self.head_len).min(read.len());
             self.head[self.head_len..self.head_len + of_head].copy_from_slice(&read[..of_head]);
             self.head_len += of_head;
@@ -70,9 +84,17 @@ impl PartialFrame {
             if self.head_len == HEAD_LEN {
                 self.head_len = 0;
                 self.begin();
-                self.end_if_whole();
+                if self.payload_left == 0 {
+                    self.end_frame(turn);
+                    if turn.is_over(most) {
+                        break;
+                    }
+                }
             }
         }
+        let count = all.len() - read.len();
+        turn.bytes_came(count);
+        count
     }
 
     /// Bytes that HTTP/2 will have gathered when what has begun is whole, as far as that is known; 0 when nothing has begun.
@@ -86,32 +108,41 @@ impl PartialFrame {
         self.had_long_trailers || self.len > HEAD_LEN + len
     }
 
-    fn end_if_whole(&mut self) {
-        if self.payload_left == 0 && !self.goes_on {
-            self.len = 0;
-            self.is_trailers = false;
+    fn end_frame(&mut self, turn: &mut Turn) {
+        if self.goes_on {
+            return;
         }
+        if self.is_block {
+            turn.block_ends();
+        } else if self.is_data {
+            turn.data_ends(self.stream, self.len - HEAD_LEN);
+        }
+        self.len = 0;
+        self.is_trailers = false;
     }
 
     fn begin(&mut self) {
         let [a, b, c, kind, flags, stream @ ..] = self.head;
+        let stream = u32::from_be_bytes(stream) & STREAM_MASK;
         self.payload_left = u32::from_be_bytes([0, a, b, c]) as usize;
-        let is_block = kind == HEADERS || kind == CONTINUATION;
+        self.is_block = kind == HEADERS || kind == CONTINUATION;
         self.len = self.len.saturating_add(HEAD_LEN + self.payload_left);
         self.is_data = kind == DATA && !self.goes_on;
+        self.stream = stream;
         if kind == HEADERS && !self.goes_on {
-            let stream = u32::from_be_bytes(stream) & STREAM_MASK;
             self.is_trailers = stream <= self.last_stream;
             self.last_stream = self.last_stream.max(stream);
         }
         self.had_long_trailers |= self.is_trailers && self.len > HEAD_LEN + limits::HTTP2_TRAILERS_LEN_MAX;
-        self.goes_on = if is_block { flags & END_HEADERS == 0 } else { self.goes_on };
+        self.goes_on = if self.is_block { flags & END_HEADERS == 0 } else { self.goes_on };
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const ALL: Most = Most { frames: usize::MAX, blocks: usize::MAX, len: usize::MAX };
 
     fn frame(kind: u8, flags: u8, len: usize) -> Vec<u8> {
         let mut frame = (len as u32).to_be_bytes()[1..].to_vec();
@@ -155,7 +186,7 @@ mod tests {
         for piece in [1, 5, 9, 10, 1000, 65_536] {
             let (mut partial, mut count) = (PartialFrame::default(), 0);
             for read in sent.chunks(piece) {
-                partial.pass(read);
+                partial.pass(read, &mut Turn::default(), &ALL);
                 count += read.len();
                 assert_eq!(partial.gathered(), expected[count], "{count} in pieces of {piece}");
             }
@@ -180,10 +211,58 @@ mod tests {
             (vec![frame(1, 0, other / 2), frame(9, 0, other / 2 - HEAD_LEN + 1)], true),
         ] {
             let mut partial = PartialFrame::default();
-            partial.pass(&[0; PREFACE_LEN]);
+            partial.pass(&[0; PREFACE_LEN], &mut Turn::default(), &ALL);
             let sent = frames.concat();
-            partial.pass(&sent[..sent.len() - 1]);
+            partial.pass(&sent[..sent.len() - 1], &mut Turn::default(), &ALL);
             assert_eq!(partial.is_too_long(1000), is_too_long, "{}", sent.len());
+        }
+    }
+
+    /// Goal: what is taken ends with the last frame of its turn, whatever was cut before, and the rest is the next turn's. Method: frames
+    /// of all kinds, in pieces of several lengths and turns of several bounds; the lengths of the turns are compared with what the frames
+    /// make them.
+    #[test]
+    fn takes_a_turn_at_a_time() {
+        let frames = [
+            frame(0, 0, 10),
+            frame(0, 0, 0),
+            frame(1, 0, 40),
+            frame(9, 4, 5),
+            frame(0xee, 0, 3000),
+            frame(0, 1, 700),
+            frame(1, 5, 9),
+            frame(8, 0, 4),
+            frame(0, 0, 1),
+        ];
+        // What each frame ends: a DATA frame, a header block, or nothing.
+        let ends = [(1, 0), (1, 0), (0, 0), (0, 1), (0, 0), (1, 0), (0, 1), (0, 0), (1, 0)];
+        let sent: Vec<u8> = [vec![0; PREFACE_LEN], frames.concat()].concat();
+        for most in [(1, 9), (2, 9), (9, 1), (3, 2), (9, 9)].map(|(frames, blocks)| Most { frames, blocks, ..ALL }) {
+            let (mut expected, mut len, mut sum) = (Vec::new(), PREFACE_LEN, (0, 0));
+            for (frame, (data, block)) in frames.iter().zip(ends) {
+                len += frame.len();
+                sum = (sum.0 + data, sum.1 + block);
+                if sum.0 >= most.frames || sum.1 >= most.blocks {
+                    expected.push(std::mem::take(&mut len));
+                    sum = (0, 0);
+                }
+            }
+            expected.extend((len > 0).then_some(len));
+            for piece in [1, 4, 9, 50, 5000] {
+                let (mut partial, mut turn, mut at) = (PartialFrame::default(), Turn::default(), 0);
+                let mut turns = vec![0];
+                while at < sent.len() {
+                    let count = partial.pass(&sent[at..sent.len().min(at + piece)], &mut turn, &most);
+                    at += count;
+                    *turns.last_mut().unwrap() += count;
+                    if turn.is_over(&most) {
+                        turn.end().for_each(drop);
+                        turns.push(0);
+                    }
+                }
+                turns.retain(|len| *len > 0);
+                assert_eq!(turns, expected, "{most:?} in pieces of {piece}");
+            }
         }
     }
 }

@@ -3,18 +3,21 @@ Method: hundreds of connections made by hand against a server with a small `--me
 and a well-behaved client that must be served meanwhile and afterwards."""
 
 import math
+import random
 import selectors
 import socket
+from hashlib import sha256
 
 import pytest
 
 import peer as frames
 from metrics import scrape
 from peer import frame, literal
-from reapi import BYTE_STREAM, CAS, Client
+from reapi import BYTE_STREAM, CAPABILITIES, CAS, Client
 from wait import until
 
 MIB = 1 << 20
+LARGE = random.Random(7).randbytes(MIB)
 HELD = "bazel_remote_memory_held_bytes"
 SETTINGS = frame(frames.SETTINGS, 0, 0)
 
@@ -52,19 +55,21 @@ def press(port: int, count: int, data: bytes) -> list[socket.socket]:
     return made
 
 
-def bear(server, port: int, count: int, data: bytes, most: int) -> None:
-    """`count` connections send `data` and stay; the server may grow by `most` bytes."""
+def bear(server, port: int, count: int, data: bytes, most: int, newcomers: bool = True) -> None:
+    """`count` connections send `data` and stay; the server may grow by `most` bytes, and has room for `newcomers`."""
     with Client(server.address, deadline_s=30) as bystander:
         stored = bystander.put(b"before")
         before, made = server.rss(), []
         try:
             made = press(port, count, data)
             grown = server.rss() - before
-            assert grown < most, f"{grown // MIB} MiB more"
-            with Client(server.address, deadline_s=30) as newcomer:
-                newcomer.capabilities()
-                assert not newcomer.missing(stored)
+            if newcomers:
+                with Client(server.address, deadline_s=30) as newcomer:
+                    newcomer.capabilities()
+                    assert not newcomer.missing(stored)
             assert not bystander.missing(stored)
+            grown = max(grown, server.rss() - before)
+            assert grown < most, f"{grown // MIB} MiB more"
         finally:
             for each in made:
                 each.close()
@@ -132,3 +137,52 @@ def test_trailers(fresh):
     calls = b"".join(frame(frames.HEADERS, 4, stream, head(f"{BYTE_STREAM}/Write")) for stream in streams)
     trailers = b"".join(frame(frames.HEADERS, 5, stream, block) for stream in streams)
     bear(server, server.port, 100, frames.PREFACE + SETTINGS + calls + trailers, 80 * MIB)
+
+
+def tiny_frames() -> bytes:
+    # The beginnings of requests, a byte in each frame.
+    calls = []
+    for stream in range(1, 801, 2):
+        calls.append(frame(frames.HEADERS, 4, stream, head(f"{CAS}/FindMissingBlobs")))
+        calls += [frame(frames.DATA, 0, stream, bytes([byte])) for byte in b"\0\0\0\1\0" + bytes(5)]
+    return SETTINGS + b"".join(calls)
+
+
+def whole_calls(path: str, message: bytes) -> bytes:
+    body = b"\0" + len(message).to_bytes(4, "big") + message
+    heads = (frame(frames.HEADERS, 4, stream, head(path)) + frame(frames.DATA, 1, stream, body) for stream in range(1, 1001, 2))
+    return b"".join(heads)
+
+
+def answers() -> bytes:
+    return SETTINGS + whole_calls(f"{CAPABILITIES}/GetCapabilities", b"")
+
+
+def reads() -> bytes:
+    # SETTINGS_INITIAL_WINDOW_SIZE is 0: nothing of the blob can go.
+    name = f"blobs/{sha256(LARGE).hexdigest()}/{len(LARGE)}".encode()
+    return frame(frames.SETTINGS, 0, 0, bytes([0, 4, 0, 0, 0, 0])) + whole_calls(
+        f"{BYTE_STREAM}/Read", bytes([10, len(name)]) + name
+    )
+
+
+def refused_writes() -> bytes:
+    block = head(f"{BYTE_STREAM}/Write", [(f"x-{number}", "v" * 120) for number in range(16)])
+    return SETTINGS + b"".join(frame(frames.HEADERS, 4, stream, block) for stream in range(1, 2001, 2))
+
+
+def trailers() -> bytes:
+    block = b"".join(literal(bytes([97 + number]), b"") for number in range(15))
+    call = head(f"{BYTE_STREAM}/Write")
+    return SETTINGS + b"".join(
+        frame(frames.HEADERS, 4, stream, call) + frame(frames.HEADERS, 5, stream, block) for stream in range(1, 1001, 2)
+    )
+
+
+@pytest.mark.parametrize("begun", [tiny_frames, answers, reads, refused_writes, trailers])
+def test_what_nobody_reads(fresh, begun):
+    server = fresh(http_address="127.0.0.1:0", memory_limit="256M")
+    with Client(server.address) as client:
+        client.put(LARGE)
+    # They have all of the memory for connections after some of them.
+    bear(server, server.port, 400, frames.PREFACE + begun(), 120 * MIB, newcomers=False)

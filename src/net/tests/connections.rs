@@ -13,24 +13,24 @@ use crate::store::fake::digest_of;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
+pub(super) const HEADERS: u8 = 1;
+pub(super) const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const CONTINUATION: u8 = 9;
-const END_HEADERS: u8 = 4;
-const END_STREAM: u8 = 1;
+pub(super) const END_HEADERS: u8 = 4;
+pub(super) const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 
 /// A frame as it stands on the wire (RFC 9113, 4.1).
-fn raw_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub(super) fn raw_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let len = (payload.len() as u32).to_be_bytes();
     [&len[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
 /// A header block for a call of `path`, without Huffman code and dynamic table (RFC 7541).
-fn header_block(path: &str) -> Vec<u8> {
+pub(super) fn header_block(path: &str) -> Vec<u8> {
     let mut block = vec![0x83, 0x86, 0x04, path.len() as u8];
     block.extend_from_slice(path.as_bytes());
     let content_type = b"application/grpc";
@@ -40,8 +40,13 @@ fn header_block(path: &str) -> Vec<u8> {
 }
 
 /// A client that writes what it likes and never looks back before it reads.
-async fn raw_client(harness: &Harness) -> DuplexStream {
-    let (mut ours, theirs) = tokio::io::duplex(8 << 20);
+pub(super) async fn raw_client(harness: &Harness) -> DuplexStream {
+    raw_client_with(harness, 8 << 20).await
+}
+
+/// The same, where so many bytes are on their way at most.
+pub(super) async fn raw_client_with(harness: &Harness, len: usize) -> DuplexStream {
+    let (mut ours, theirs) = tokio::io::duplex(len);
     harness.server.serve(Kind::Grpc, theirs, Origin::default(), ());
     ours.write_all(PREFACE).await.unwrap();
     ours.write_all(&raw_frame(SETTINGS, 0, 0, &[])).await.unwrap();
@@ -79,7 +84,7 @@ fn floods_end_their_connection_only() {
     let one_header = [&[0x40, 1, b'x', 0x7f, 0xc1, 0x3d][..], &[b'y'; 8000]].concat();
     let headers: Vec<u8> = [block.clone(), one_header.repeat(30)].concat();
     let huge_headers = raw_frame(HEADERS, END_HEADERS, 1, &headers);
-    let refused: Vec<u8> = (0..5_000u32).flat_map(|i| raw_frame(HEADERS, END_HEADERS, 2 * i + 1, &block)).collect();
+    let refused: Vec<u8> = (0..70_000u32).flat_map(|i| raw_frame(HEADERS, END_HEADERS, 2 * i + 1, &block)).collect();
     let pings = raw_frame(PING, 0, 0, &[7; 8]).repeat(5_000);
     let settings = raw_frame(SETTINGS, 0, 0, &[]).repeat(5_000);
     with_server(async |harness| {

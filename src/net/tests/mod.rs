@@ -9,6 +9,7 @@ mod http1;
 mod memory;
 mod probe;
 mod slow_store;
+mod unread;
 
 use std::rc::Rc;
 use std::time::Duration;

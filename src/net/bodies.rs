@@ -1,0 +1,209 @@
+//! The request bodies of one connection: takes what came of them out of HTTP/2, if their calls have not.
+//!
+//! Why: HTTP/2 keeps each DATA frame that nobody has read in a row of its own, and with it the whole buffer that it came in. Of
+//! one byte each, or with little between much else, these take some hundred times what the window counts. Taken out, what is
+//! short is copied, and takes what it says.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use h2::RecvStream;
+
+use crate::limits;
+
+/// The bodies of one connection. Clones are the same; core-local.
+#[derive(Clone, Default)]
+pub struct Bodies(Rc<Open>);
+
+#[derive(Default)]
+struct Open {
+    inlets: RefCell<Inlets>,
+    /// Bytes that were taken out and no call has read.
+    unread: Cell<usize>,
+    /// All that has come on the connection has been read.
+    is_dry: Cell<bool>,
+    /// How many are open whose calls are over, because they may end by themselves with what has come already.
+    left: Cell<usize>,
+}
+
+/// By the numbers of their streams, which grow.
+#[derive(Default)]
+struct Inlets(VecDeque<(u32, Rc<RefCell<Inlet>>)>);
+
+impl Inlets {
+    fn insert(&mut self, stream: u32, inlet: Rc<RefCell<Inlet>>) {
+        debug_assert!(
+            self.0.back().is_none_or(|(last, _)| *last < stream),
+            "streams are accepted in the order of their numbers"
+        );
+        self.0.push_back((stream, inlet));
+    }
+
+    fn place(&self, stream: u32) -> Option<usize> {
+        self.0.binary_search_by_key(&stream, |(number, _)| *number).ok()
+    }
+
+    fn get(&self, stream: u32) -> Option<Rc<RefCell<Inlet>>> {
+        Some(self.0[self.place(stream)?].1.clone())
+    }
+
+    fn remove(&mut self, stream: u32) {
+        self.place(stream).map(|place| self.0.remove(place));
+    }
+}
+
+/// One body, for its call. Dropping it drops what has come, and ends the stream if more is to come: but for a short body not before all
+/// that has come on its connection has been read, which may well have its end.
+///
+/// Why: who is refused had mostly sent all. A stream that is ended before it is over is remembered for some time, and is an error when
+/// more of it comes after that.
+pub struct Inbound {
+    bodies: Bodies,
+    stream: u32,
+    inlet: Rc<RefCell<Inlet>>,
+}
+
+struct Inlet {
+    stream: RecvStream,
+    is_short: bool,
+    /// Its call is over.
+    is_left: bool,
+    /// What was taken out, in order: chunks as they came, and behind them what was copied.
+    chunks: VecDeque<Bytes>,
+    copied: Vec<u8>,
+    /// What stands behind that: the end, or an error.
+    end: Option<Option<h2::Error>>,
+    /// Who waits for more.
+    waker: Waker,
+}
+
+impl Bodies {
+    /// `is_short`: little is to be expected.
+    pub fn open(&self, stream: RecvStream, is_short: bool) -> Inbound {
+        let number = stream.stream_id().as_u32();
+        let inlet = Inlet {
+            stream,
+            is_short,
+            is_left: false,
+            chunks: VecDeque::new(),
+            copied: Vec::new(),
+            end: None,
+            waker: Waker::noop().clone(),
+        };
+        let inlet = Rc::new(RefCell::new(inlet));
+        self.0.inlets.borrow_mut().insert(number, inlet.clone());
+        Inbound { bodies: self.clone(), stream: number, inlet }
+    }
+
+    /// Takes out what has come for that stream, unless its call is over.
+    pub fn take_out(&self, stream: u32) {
+        let Open { inlets, unread, left, .. } = &*self.0;
+        let Some(inlet) = inlets.borrow().get(stream) else { return };
+        let inlet = &mut *inlet.borrow_mut();
+        let held = inlet.held();
+        inlet.take_out();
+        unread.set(unread.get() + inlet.held() - held);
+        if inlet.is_left && inlet.end.is_some() {
+            inlets.borrow_mut().remove(stream);
+            left.set(left.get() - 1);
+        }
+    }
+
+    /// All that has come on the connection has been read, or more has come.
+    pub fn set_dry(&self, is_dry: bool) {
+        self.0.is_dry.set(is_dry);
+        if is_dry && self.0.left.take() > 0 {
+            self.0.inlets.borrow_mut().0.retain(|(_, inlet)| !inlet.borrow().is_left);
+        }
+    }
+
+    /// Bytes that were taken out and no call has read.
+    pub fn unread(&self) -> usize {
+        self.0.unread.get()
+    }
+}
+
+impl Inbound {
+    /// The next bytes; `None` at the end.
+    pub fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, h2::Error>>> {
+        let inlet = &mut *self.inlet.borrow_mut();
+        let held = inlet.held();
+        if held > 0 {
+            let chunk = inlet.next();
+            let unread = &self.bodies.0.unread;
+            unread.set(unread.get() + inlet.held() - held);
+            return Poll::Ready(Some(Ok(chunk)));
+        }
+        if let Some(end) = &mut inlet.end {
+            return Poll::Ready(end.take().map(Err));
+        }
+        let data = inlet.stream.poll_data(context);
+        if data.is_pending() {
+            inlet.waker.clone_from(context.waker());
+        }
+        data
+    }
+
+    /// Lets the client send so many bytes more.
+    pub fn release(&mut self, len: usize) {
+        // An error means that the stream is over, and its credit with it.
+        let _ = self.inlet.borrow_mut().stream.flow_control().release_capacity(len);
+    }
+}
+
+impl Drop for Inbound {
+    fn drop(&mut self) {
+        let Open { inlets, unread, is_dry, left } = &*self.bodies.0;
+        let inlet = &mut *self.inlet.borrow_mut();
+        unread.set(unread.get() - inlet.held());
+        (inlet.chunks, inlet.copied, inlet.is_left) = (VecDeque::new(), Vec::new(), true);
+        if inlet.is_short && !is_dry.get() && left.get() < limits::HTTP2_BODIES_LEFT_MAX {
+            inlet.take_out();
+            if inlet.end.is_none() {
+                left.set(left.get() + 1);
+                return;
+            }
+        }
+        inlets.borrow_mut().remove(self.stream);
+    }
+}
+
+impl Inlet {
+    fn take_out(&mut self) {
+        let waker = self.waker.clone();
+        let mut context = Context::from_waker(&waker);
+        while self.end.is_none() {
+            match self.stream.poll_data(&mut context) {
+                Poll::Ready(Some(Ok(_))) if self.is_left => {}
+                Poll::Ready(Some(Ok(chunk))) => self.keep(chunk),
+                Poll::Ready(Some(Err(error))) => self.end = Some(Some(error)),
+                Poll::Ready(None) => self.end = Some(None),
+                Poll::Pending => return,
+            }
+        }
+    }
+
+    fn keep(&mut self, chunk: Bytes) {
+        if chunk.len() < limits::BODY_COPY_LEN_MAX {
+            self.copied.extend_from_slice(&chunk);
+            return;
+        }
+        if !self.copied.is_empty() {
+            self.chunks.push_back(std::mem::take(&mut self.copied).into());
+        }
+        self.chunks.push_back(chunk);
+    }
+
+    /// What is first of what was taken out.
+    fn next(&mut self) -> Bytes {
+        self.chunks.pop_front().unwrap_or_else(|| std::mem::take(&mut self.copied).into())
+    }
+
+    /// Bytes that it takes.
+    fn held(&self) -> usize {
+        self.chunks.iter().map(Bytes::len).sum::<usize>() + self.copied.capacity()
+    }
+}

@@ -1,0 +1,131 @@
+//! What has come and no call has read, and what was answered and nobody has taken.
+
+use std::cell::Cell;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+use super::connections::{
+    END_HEADERS, END_STREAM, HEADERS, RST_STREAM, header_block, raw_client, raw_client_with, raw_frame,
+};
+use super::*;
+use crate::budget::{Apart, Rank};
+use crate::store::fake::digest_of;
+
+const DATA: u8 = 0;
+const UNKNOWN: &str = "/no.Such/Method";
+
+/// All the memory that there is for more calls.
+fn all_memory<S: Store>(harness: &Harness<S>) -> Vec<Apart> {
+    let purse = &harness.server.settings.purse;
+    std::iter::from_fn(|| purse.apart_for(4 << 10, Rank::More)).collect()
+}
+
+/// The kinds of the next frames, up to `count` of HEADERS.
+async fn answers(client: &mut DuplexStream, count: usize) -> Vec<u8> {
+    let mut kinds = Vec::new();
+    while kinds.iter().filter(|kind| **kind == HEADERS).count() < count {
+        let mut head = [0; 9];
+        client.read_exact(&mut head).await.expect("the connection lives");
+        let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+        client.read_exact(&mut payload).await.expect("the connection lives");
+        kinds.push(head[3]);
+    }
+    kinds
+}
+
+/// Goal: what comes while its call does something else arrives whole and in order, however it is cut, and holds up nobody. Method: three
+/// Writes at once into a store that holds them up, in frames of one byte, of 20 KB, and of both; another call; then the store goes on.
+#[test]
+fn what_waits_for_its_call_arrives_whole() {
+    with_server(async |harness| {
+        let mut client = harness.connect().await;
+        let blobs = [bytes(3000), bytes(200_000), bytes(100_000)];
+        harness.store.brake(|brake| brake.hold = true);
+        let mut calls = Vec::new();
+        for (number, blob) in blobs.iter().enumerate() {
+            let mut call = client.start(WRITE, &[]).await;
+            let messages = upload(&write_name(digest_of(blob)), blob, 50_000, 0);
+            call.send(frame(&messages[0]).slice(..10), false);
+            let rest = [&frame(&messages[0])[10..], &frames(&messages[1..])].concat();
+            let steps = [[1, 1], [20_000, 20_000], [1, 20_000]][number];
+            let mut at = 0;
+            for step in steps.into_iter().cycle() {
+                let end = rest.len().min(at + step);
+                call.send(Bytes::copy_from_slice(&rest[at..end]), end == rest.len());
+                at = end;
+                if at == rest.len() {
+                    break;
+                }
+            }
+            calls.push(call);
+        }
+        harness.until("all wait", || harness.store.brake(|brake| brake.waiting) == 3).await;
+        client.call(CHECK, frame(&crate::wire::health::HealthCheckRequest::default())).await.expect(Code::Ok, "");
+        harness.store.brake(|brake| brake.hold = false);
+        for (call, blob) in calls.into_iter().zip(&blobs) {
+            call.answer().await.expect(Code::Ok, "");
+            assert_eq!(harness.store.fake.blob(digest_of(blob)).as_deref(), Some(&blob[..]));
+        }
+    });
+}
+
+/// Goal: who is refused when all of his request is on its way ends by himself: no stream is reset. Method: no memory for calls; the heads
+/// of 100, and then their messages, all at once.
+#[test]
+fn refused_calls_end_by_themselves() {
+    with_server(async |harness| {
+        let mut client = raw_client(harness).await;
+        let health = header_block(CHECK);
+        client.write_all(&raw_frame(HEADERS, END_HEADERS, 1, &health)).await.unwrap();
+        harness.until("the first runs", || harness.server.counters.calls_open.get() == 1).await;
+        let _taken = all_memory(harness);
+        let streams = (3..).step_by(2).take(100);
+        let block = header_block(QUERY);
+        let heads = streams.clone().flat_map(|stream| raw_frame(HEADERS, END_HEADERS, stream, &block));
+        let bodies = streams.flat_map(|stream| raw_frame(DATA, END_STREAM, stream, &grpc_frame::prefix(0)));
+        client.write_all(&heads.chain(bodies).collect::<Vec<_>>()).await.unwrap();
+        let kinds = answers(&mut client, 100).await;
+        assert_eq!(kinds.iter().filter(|kind| **kind == RST_STREAM).count(), 0);
+        client.write_all(&raw_frame(DATA, END_STREAM, 1, &grpc_frame::prefix(0))).await.unwrap();
+        assert!(!answers(&mut client, 2).await.contains(&RST_STREAM));
+    });
+}
+
+/// Goal: who takes no answers is not read on while there is no memory for them, and is answered whole when he takes them. Method: 3000
+/// calls on a connection that is not read, with all memory taken; how many have begun; then all are read.
+#[test]
+fn answers_that_are_not_taken_hold_up_their_connection() {
+    with_server(async |harness| {
+        let client = raw_client_with(harness, 4 << 10).await;
+        let _taken = all_memory(harness);
+        let (mut reads, mut writes) = tokio::io::split(client);
+        let calls = 3000;
+        let is_sent = Rc::new(Cell::new(false));
+        let sent = is_sent.clone();
+        rt::spawn(async move {
+            let block = header_block(UNKNOWN);
+            for number in 0..calls {
+                let call = raw_frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, &block);
+                writes.write_all(&call).await.expect("the connection lives");
+            }
+            sent.set(true);
+            std::future::pending::<()>().await;
+        });
+        let begun = || harness.server.counters.grpc.begun();
+        let mut last = u64::MAX;
+        while last != begun() {
+            last = begun();
+            time::sleep(Duration::from_millis(50)).await;
+        }
+        assert!(last > 50 && last < 1000 && !is_sent.get(), "{last}");
+        let mut answered = 0;
+        while answered < calls {
+            let mut head = [0; 9];
+            reads.read_exact(&mut head).await.expect("the connection lives");
+            let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+            reads.read_exact(&mut payload).await.expect("the connection lives");
+            answered += u32::from(head[3] == HEADERS);
+        }
+        assert_eq!(begun(), u64::from(calls));
+    });
+}
