@@ -158,6 +158,11 @@ pub const HTTP2_TURN_BLOCKS: usize = 128;
 /// DATA frames that come in a turn of a connection which is charged with `SENDING_HELD_LEN` or a larger window; with other ones,
 /// and at least, as many as there are rows of its tables that are charged.
 pub const HTTP2_TURN_FRAMES: usize = 64;
+/// Buffers that HTTP/2's table of header fields may hold on to without memory for them, in bytes, and how many more before the
+/// connection is ended (ENHANCE_YOUR_CALM) instead of told to go away when its calls are over. Why: it keeps `:path` and `:authority`
+/// as cuts of what was read, 8 KiB and more of it each. A client that calls all methods we have in turn has eight to twelve of them.
+pub const HTTP2_HEADERS_FREE_LEN: usize = 128 << 10;
+pub const HTTP2_HEADERS_OVER_LEN: usize = 64 << 10;
 /// Streams of a connection whose short requests may end after they were answered, while there is more of it to read.
 pub const HTTP2_BODIES_LEFT_MAX: usize = 128;
 /// Chunks of a request that are shorter than this are copied when they have to wait for their call. Why not longer ones: the

@@ -147,6 +147,11 @@ impl<T: AsyncWrite + Unpin> Gathered<T> {
         }
     }
 
+    /// Bytes of the buffers that HTTP/2's table of header fields may hold on to.
+    pub fn header_table_held(&self) -> usize {
+        self.0.borrow().begun.table_held()
+    }
+
     /// Streams that were reset since the beginning.
     pub fn resets(&self) -> u64 {
         self.0.borrow().answers.resets()
@@ -356,6 +361,7 @@ impl<T: AsyncRead + Unpin> Gathered<T> {
 impl<T: AsyncRead + Unpin> State<T> {
     /// Reads no more than this turn may bring, and than is charged to the connection.
     fn poll_read(&mut self, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.begun.settle();
         if self.is_too_long() || self.is_held_up {
             // The driver ends the connection in this turn, or is woken when something goes out.
             return Poll::Pending;

@@ -143,6 +143,7 @@ where
     let (shares, bodies) = (server.shares(), io.bodies());
     let mut window: Option<Grant> = None;
     let mut growth = Growth::default();
+    let mut is_leaving = false;
     shares.requests.allow_waiting(0);
     // Each poll is a turn: what has come is read, all calls that came are started, all that they have said is sent.
     std::future::poll_fn(|context| {
@@ -186,7 +187,15 @@ where
                 Poll::Pending => break,
             }
         }
-        if io.is_flooded() {
+        let uncovered = tables.cover_headers(io.header_table_held());
+        if uncovered > 0 && !is_leaving {
+            tracing::debug!("a connection is told to go away: there is no memory for its table of header fields");
+            is_leaving = true;
+            connection.graceful_shutdown();
+            farewell.get_or_insert_with(|| time::sleep(server.farewell.get()));
+            context.waker().wake_by_ref();
+        }
+        if io.is_flooded() || uncovered > limits::HTTP2_HEADERS_OVER_LEN {
             connection.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
             let _ = connection.poll_accept(context);
             let _ = io.poll_send(context);

@@ -16,6 +16,8 @@ pub struct Tables {
     rows: usize,
     /// Rows that are counted with frames besides.
     open: usize,
+    /// Bytes of the buffers that the table of header fields holds on to, as far as they are charged or need not be.
+    headers: usize,
 }
 
 /// How many streams of a connection are open, as far as calls know: they are running, or their messages have not gone out.
@@ -48,7 +50,12 @@ impl Drop for OpenStream {
 
 impl Tables {
     pub fn new(memory: Apart) -> Self {
-        Self { memory, rows: limits::HTTP2_ROWS_FIRST, open: limits::HTTP2_ROWS_FIRST }
+        Self {
+            memory,
+            rows: limits::HTTP2_ROWS_FIRST,
+            open: limits::HTTP2_ROWS_FIRST,
+            headers: limits::HTTP2_HEADERS_FREE_LEN,
+        }
     }
 
     /// Frames that have a row of those that are charged.
@@ -67,6 +74,16 @@ impl Tables {
             (self.rows, self.open) = (rows, open);
         }
         is_covered
+    }
+
+    /// Charges the buffers that the table of header fields holds on to. Gives how many bytes of them there is no memory for.
+    pub fn cover_headers(&mut self, held: usize) -> usize {
+        let more = held.saturating_sub(self.headers);
+        if more == 0 || self.memory.grow(more as u64, Rank::More) {
+            self.headers += more;
+            return 0;
+        }
+        more
     }
 }
 
@@ -100,5 +117,20 @@ mod tests {
         assert!(tables.cover(512, 512) && !tables.cover(512, 2048) && tables.cover(500, 520));
         drop((rest, tables));
         assert_eq!(purse.apart(), 0);
+    }
+
+    /// Goal: a few buffers of header fields need no memory, more are charged once, and who finds none is told how much is missing.
+    /// Method: a purse with room for one table of all.
+    #[test]
+    fn buffers_of_headers_are_charged() {
+        let free = limits::HTTP2_HEADERS_FREE_LEN;
+        let purse = Purse::alone(2 << 20);
+        let mut tables = Tables::new(purse.apart_for(limits::CONNECTION_HELD_LEN, Rank::More).expect("there is room"));
+        assert_eq!((tables.cover_headers(free), purse.apart()), (0, limits::CONNECTION_HELD_LEN));
+        for held in [free + 1000, free + 10, free + 1000] {
+            assert_eq!((tables.cover_headers(held), purse.apart()), (0, limits::CONNECTION_HELD_LEN + 1000));
+        }
+        assert_eq!(tables.cover_headers(free + (4 << 20)), (4 << 20) - 1000);
+        assert_eq!(purse.apart(), limits::CONNECTION_HELD_LEN + 1000);
     }
 }

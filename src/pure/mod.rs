@@ -26,6 +26,7 @@ pub mod existence;
 pub mod find_missing;
 pub mod flight;
 pub mod grpc_frame;
+pub mod header_table;
 pub mod htpasswd;
 pub mod http_cache;
 pub mod index;

@@ -2,6 +2,7 @@
 //!
 //! Why by what is read: HTTP/2 gathers both in memory, charges them to no window, and shows them to nobody before their end.
 
+use super::header_table::HeaderTable;
 use super::turn::{Most, Turn};
 use crate::limits;
 
@@ -14,6 +15,10 @@ const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 4;
+/// What stands before a header block in a HEADERS frame: a byte with the length of the padding behind it, and five of a priority,
+/// the first four of which are the number of another stream. Source: RFC 9113, 6.2.
+const PADDED: u8 = 8;
+const PRIORITY: u8 = 0x20;
 /// The bits of a stream's number. Source: RFC 9113, 4.1.
 const STREAM_MASK: u32 = u32::MAX >> 1;
 
@@ -36,6 +41,14 @@ pub struct PartialFrame {
     /// The latest stream that was opened, and whether the running header block is of one that was open.
     last_stream: u32,
     is_trailers: bool,
+    /// Of a frame of a header block: whether a length of padding stands first, how many bytes stand before the block, and how many of
+    /// the block are to come.
+    is_padded: bool,
+    front_left: usize,
+    block_left: usize,
+    /// The first bytes of a priority.
+    depends_on: u32,
+    table: HeaderTable,
     /// Trailers were too long, of which all may have come at once.
     had_long_trailers: bool,
 }
@@ -54,6 +67,11 @@ impl Default for PartialFrame {
             goes_on: false,
             last_stream: 0,
             is_trailers: false,
+            is_padded: false,
+            front_left: 0,
+            block_left: 0,
+            depends_on: 0,
+            table: HeaderTable::default(),
             had_long_trailers: false,
         }
     }
@@ -70,7 +88,11 @@ impl PartialFrame {
         while !read.is_empty() {
             let of_payload = self.payload_left.min(read.len());
             self.payload_left -= of_payload;
-            read = &read[of_payload..];
+            let (payload, behind) = read.split_at(of_payload);
+            if self.is_block && !payload.is_empty() {
+                self.pass_block(payload);
+            }
+            read = behind;
             if of_payload > 0 && self.payload_left == 0 {
                 self.end_frame(turn);
                 if turn.is_over(most) {
@@ -108,6 +130,40 @@ impl PartialFrame {
         self.had_long_trailers || self.len > HEAD_LEN + len
     }
 
+    /// HTTP/2 asks for more: it has decoded all that is whole.
+    pub fn settle(&mut self) {
+        if !self.goes_on && (self.len == 0 || !self.is_block) {
+            self.table.settle();
+        }
+    }
+
+    /// Bytes of the buffers that HTTP/2's table of header fields may hold on to.
+    pub fn table_held(&self) -> usize {
+        self.table.held()
+    }
+
+    /// The next bytes of a frame that is part of a header block.
+    fn pass_block(&mut self, mut payload: &[u8]) {
+        while self.front_left > 0
+            && let Some((&octet, behind)) = payload.split_first()
+        {
+            payload = behind;
+            self.front_left -= 1;
+            if std::mem::take(&mut self.is_padded) {
+                self.block_left = self.block_left.saturating_sub(usize::from(octet));
+            } else if self.front_left > 0 {
+                self.depends_on = self.depends_on << 8 | u32::from(octet);
+                if self.front_left == 1 && self.depends_on & STREAM_MASK == self.stream {
+                    // HTTP/2 resets the stream and decodes nothing of this.
+                    self.block_left = 0;
+                }
+            }
+        }
+        let block = &payload[..payload.len().min(self.block_left)];
+        self.block_left -= block.len();
+        self.table.pass(block);
+    }
+
     fn end_frame(&mut self, turn: &mut Turn) {
         if self.goes_on {
             return;
@@ -127,6 +183,14 @@ impl PartialFrame {
         self.payload_left = u32::from_be_bytes([0, a, b, c]) as usize;
         self.is_block = kind == HEADERS || kind == CONTINUATION;
         self.len = self.len.saturating_add(HEAD_LEN + self.payload_left);
+        self.table.frame_begins(self.len);
+        if self.is_block {
+            self.is_padded = kind == HEADERS && flags & PADDED != 0;
+            let has_priority = kind == HEADERS && flags & PRIORITY != 0;
+            self.front_left = usize::from(self.is_padded) + if has_priority { 5 } else { 0 };
+            self.block_left = self.payload_left.saturating_sub(self.front_left);
+            self.depends_on = 0;
+        }
         self.is_data = kind == DATA && !self.goes_on;
         self.stream = stream;
         if kind == HEADERS && !self.goes_on {
@@ -262,6 +326,44 @@ mod tests {
                 }
                 turns.retain(|len| *len > 0);
                 assert_eq!(turns, expected, "{most:?} in pieces of {piece}");
+            }
+        }
+    }
+
+    /// Goal: header blocks are followed whatever stands around them, and only when HTTP/2 has decoded them. Method: a path that is put into
+    /// the table in each form of frame, in pieces of several lengths; and a form that HTTP/2 does not decode.
+    #[test]
+    fn follows_header_blocks() {
+        // A literal with incremental indexing, whose name is the static entry of `:path`.
+        let block = [0x44, 2, b'/', b'a'];
+        let head = |len: usize, kind: u8, flags: u8| [&[0, 0, len as u8, kind, flags, 0, 0, 0, 3][..]].concat();
+        let framed =
+            |kind: u8, flags: u8, payload: &[u8]| [head(payload.len(), kind, flags), payload.to_vec()].concat();
+        let priority = |on: u8| [0, 0, 0, on, 16];
+        let padded = |front: &[u8]| [&[3], front, &block, &[0x44; 3]].concat();
+        for (what, frames, held) in [
+            ("plain", framed(HEADERS, END_HEADERS, &block), 1),
+            ("padded", framed(HEADERS, END_HEADERS | PADDED, &padded(&[])), 1),
+            ("with a priority", framed(HEADERS, END_HEADERS | PRIORITY, &[&priority(1)[..], &block].concat()), 1),
+            ("with both", framed(HEADERS, END_HEADERS | PRIORITY | PADDED, &padded(&priority(1))), 1),
+            ("depends on itself", framed(HEADERS, END_HEADERS | PRIORITY, &[&priority(3)[..], &block].concat()), 0),
+            (
+                "continued",
+                [framed(HEADERS, 0, &block[..1]), framed(CONTINUATION, 0, &[]), framed(CONTINUATION, 12, &block[1..])]
+                    .concat(),
+                1,
+            ),
+            ("DATA", framed(DATA, 0, &block), 0),
+        ] {
+            for piece in [1, 2, 3, 100] {
+                let mut partial = PartialFrame::default();
+                let sent = [&[0; PREFACE_LEN][..], &frames, &frames].concat();
+                for piece in sent.chunks(piece) {
+                    partial.settle();
+                    partial.pass(piece, &mut Turn::default(), &ALL);
+                }
+                partial.settle();
+                assert_eq!(partial.table_held(), held * 2 * (8 << 10), "{what} in pieces of {piece}");
             }
         }
     }

@@ -17,7 +17,7 @@ pub(super) const HEADERS: u8 = 1;
 pub(super) const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
-const GOAWAY: u8 = 7;
+pub(super) const GOAWAY: u8 = 7;
 const CONTINUATION: u8 = 9;
 pub(super) const END_HEADERS: u8 = 4;
 pub(super) const END_STREAM: u8 = 1;
@@ -54,7 +54,7 @@ pub(super) async fn raw_client_with(harness: &Harness, len: usize) -> DuplexStre
 }
 
 /// All frames until the server closes, as kind, flags and payload.
-async fn frames_until_close(client: &mut DuplexStream) -> Vec<(u8, u8, Vec<u8>)> {
+pub(super) async fn frames_until_close(client: &mut DuplexStream) -> Vec<(u8, u8, Vec<u8>)> {
     let mut all = Vec::new();
     client.read_to_end(&mut all).await.unwrap();
     let mut frames = Vec::new();

@@ -5,7 +5,8 @@ use std::cell::Cell;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use super::connections::{
-    END_HEADERS, END_STREAM, HEADERS, RST_STREAM, header_block, raw_client, raw_client_with, raw_frame,
+    END_HEADERS, END_STREAM, GOAWAY, HEADERS, RST_STREAM, frames_until_close, header_block, raw_client,
+    raw_client_with, raw_frame,
 };
 use super::*;
 use crate::budget::{Apart, Rank};
@@ -127,5 +128,45 @@ fn answers_that_are_not_taken_hold_up_their_connection() {
             answered += u32::from(head[3] == HEADERS);
         }
         assert_eq!(begun(), u64::from(calls));
+    });
+}
+
+/// Goal: what HTTP/2's table of header fields holds on to is charged; where there is no memory, who has all our methods in it goes on,
+/// who has some more finds the connection closed when his calls are over, and who has many more is cut off. Method: calls with so many
+/// different paths that are put into the table, with and without memory.
+#[test]
+fn tables_of_header_fields_are_charged() {
+    with_server(async |harness| {
+        let purse = &harness.server.settings.purse;
+        for (paths, has_memory, end) in
+            [(100, true, None), (12, false, None), (18, false, Some(0)), (100, false, Some(11u32))]
+        {
+            let mut client = raw_client(harness).await;
+            harness.until("it is there", || purse.apart() == limits::CONNECTION_HELD_LEN).await;
+            let taken = if has_memory { Vec::new() } else { all_memory(harness) };
+            let calls = (0..paths).flat_map(|number: u32| {
+                let path = format!("/{number:03}");
+                let block = [&header_block(&path)[..2], &[0x44, 4], path.as_bytes(), &header_block("")[4..]].concat();
+                raw_frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, &block)
+            });
+            client.write_all(&calls.collect::<Vec<_>>()).await.unwrap();
+            let held = paths as usize * (8 << 10);
+            let Some(reason) = end else {
+                assert_eq!(
+                    answers(&mut client, paths as usize).await.iter().filter(|kind| **kind == GOAWAY).count(),
+                    0
+                );
+                let charged = held.saturating_sub(limits::HTTP2_HEADERS_FREE_LEN) as u64;
+                assert!(!has_memory || purse.apart() >= limits::CONNECTION_HELD_LEN + charged);
+                drop(client);
+                drop(taken);
+                harness.until("all is given back", || purse.apart() == 0).await;
+                continue;
+            };
+            let goaway = frames_until_close(&mut client).await.into_iter().rfind(|(kind, ..)| *kind == GOAWAY);
+            assert_eq!(goaway.expect("it is told to go").2[4..8], reason.to_be_bytes(), "{paths}");
+            drop(taken);
+            harness.until("all is given back", || purse.apart() == 0).await;
+        }
     });
 }
