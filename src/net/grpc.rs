@@ -102,7 +102,7 @@ pub(super) fn start<S: Store>(
     };
     if is_full {
         let text = "the calls that are open take all of the memory that they may: make fewer at a time";
-        return call.refuse(Status::new(Code::ResourceExhausted, text));
+        return call.turn_away(Status::new(Code::ResourceExhausted, text));
     }
     if timeout == Some(None) {
         return call.refuse(Status::invalid("grpc-timeout: must be up to 8 digits and one of H M S m u n"));
@@ -286,11 +286,15 @@ impl<S: Store> Call<'_, S> {
         });
     }
 
-    /// Answers at once.
-    ///
-    /// Why without a task: that would have to wait until all connections had their turn, and each may bring many calls.
     fn refuse(self, status: Status) {
-        let status = self.serving.err().unwrap_or(status);
+        self.spawn(Method::Unknown, async move |_, _, _, _| Err(status));
+    }
+
+    /// Answers at once, whoever calls.
+    ///
+    /// Why without a task, for which there is no memory: it would have to wait until all connections had their turn, and each may bring
+    /// many calls.
+    fn turn_away(self, status: Status) {
         self.responder.open_account(account(&self.server, Method::Unknown, self.peer));
         self.responder.finish(Err(status));
     }
