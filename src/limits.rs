@@ -141,7 +141,7 @@ pub const HTTP2_FAREWELL_MS: u64 = 1000;
 /// Streams that were reset, most because an early answer cut off their body, remembered at a time so that what is in flight
 /// for them is dropped quietly, and for how long. Why not more: each keeps a row, which nobody may have memory for; frames of one
 /// that is forgotten are errors of their stream (`HTTP2_STREAM_ERRORS_MAX`), and cost a RST_STREAM each.
-pub const HTTP2_RESET_STREAMS_MAX: usize = 256;
+pub const HTTP2_RESET_STREAMS_MAX: usize = 128;
 pub const HTTP2_RESET_STREAM_KEEP_MS: u64 = 10_000;
 /// What HTTP/2's tables take, in bytes: a row for each stream that is open or remembered, of which 378 were measured, and for
 /// an open one its frames that nobody has read or sent yet, of which 520 to 550 were measured. They double when they are full,
@@ -163,8 +163,8 @@ pub const HTTP2_TURN_FRAMES: usize = 64;
 /// as cuts of what was read, 8 KiB and more of it each. A client that calls all methods we have in turn has eight to twelve of them.
 pub const HTTP2_HEADERS_FREE_LEN: usize = 128 << 10;
 pub const HTTP2_HEADERS_OVER_LEN: usize = 64 << 10;
-/// Streams of a connection whose short requests may end after they were answered, while there is more of it to read.
-pub const HTTP2_BODIES_LEFT_MAX: usize = 128;
+/// Streams of a connection that are answered and whose short requests may still end; with more, the oldest are reset.
+pub const HTTP2_BODIES_LEFT_MAX: usize = 256;
 /// Chunks of a request that are shorter than this are copied when they have to wait for their call. Why not longer ones: the
 /// buffer that they came in is not much longer.
 pub const BODY_COPY_LEN_MAX: usize = 16 << 10;

@@ -23,9 +23,7 @@ struct Open {
     inlets: RefCell<Inlets>,
     /// Bytes that were taken out and no call has read.
     unread: Cell<usize>,
-    /// All that has come on the connection has been read.
-    is_dry: Cell<bool>,
-    /// How many are open whose calls are over, because they may end by themselves with what has come already.
+    /// How many are open though their calls are over.
     left: Cell<usize>,
 }
 
@@ -55,10 +53,10 @@ impl Inlets {
     }
 }
 
-/// One body, for its call. Dropping it drops what has come, and ends the stream if more is to come: but for a short body not before all
-/// that has come on its connection has been read, which may well have its end.
+/// One body, for its call. Dropping it drops what has come, and ends the stream if more is to come: a short one that may yet end by
+/// itself not before some more of its connection are over.
 ///
-/// Why: who is refused had mostly sent all. A stream that is ended before it is over is remembered for some time, and is an error when
+/// Why: who is refused has mostly sent all. A stream that is ended before it is over is remembered for some time, and is an error when
 /// more of it comes after that.
 pub struct Inbound {
     bodies: Bodies,
@@ -69,13 +67,13 @@ pub struct Inbound {
 struct Inlet {
     stream: RecvStream,
     is_short: bool,
-    /// Its call is over.
-    is_left: bool,
+    /// Bytes that may still come, now that its call is over.
+    left: Option<usize>,
     /// What was taken out, in order: chunks as they came, and behind them what was copied.
     chunks: VecDeque<Bytes>,
     copied: Vec<u8>,
-    /// What stands behind that: the end, or an error.
-    end: Option<Option<h2::Error>>,
+    /// Behind that stands the end, or an error.
+    is_whole: bool,
     /// Who waits for more.
     waker: Waker,
 }
@@ -87,10 +85,10 @@ impl Bodies {
         let inlet = Inlet {
             stream,
             is_short,
-            is_left: false,
+            left: None,
             chunks: VecDeque::new(),
             copied: Vec::new(),
-            end: None,
+            is_whole: false,
             waker: Waker::noop().clone(),
         };
         let inlet = Rc::new(RefCell::new(inlet));
@@ -98,25 +96,33 @@ impl Bodies {
         Inbound { bodies: self.clone(), stream: number, inlet }
     }
 
-    /// Takes out what has come for that stream, unless its call is over.
+    /// Takes out what has come for that stream.
     pub fn take_out(&self, stream: u32) {
-        let Open { inlets, unread, left, .. } = &*self.0;
+        let Open { inlets, unread, left } = &*self.0;
         let Some(inlet) = inlets.borrow().get(stream) else { return };
         let inlet = &mut *inlet.borrow_mut();
-        let held = inlet.held();
-        inlet.take_out();
-        unread.set(unread.get() + inlet.held() - held);
-        if inlet.is_left && inlet.end.is_some() {
+        if inlet.left.is_none() {
+            let held = inlet.held();
+            inlet.take_out();
+            unread.set(unread.get() + inlet.held() - held);
+        } else if inlet.drop_data() {
             inlets.borrow_mut().remove(stream);
             left.set(left.get() - 1);
         }
     }
 
-    /// All that has come on the connection has been read, or more has come.
-    pub fn set_dry(&self, is_dry: bool) {
-        self.0.is_dry.set(is_dry);
-        if is_dry && self.0.left.take() > 0 {
-            self.0.inlets.borrow_mut().0.retain(|(_, inlet)| !inlet.borrow().is_left);
+    /// Ends the streams of those that are open though their calls are over, but for the last `most` of them.
+    pub fn end_left(&self, most: usize) {
+        let Open { inlets, left, .. } = &*self.0;
+        let over = left.get().saturating_sub(most);
+        if over > 0 {
+            left.set(left.get() - over);
+            let mut oldest = over;
+            inlets.borrow_mut().0.retain(|(_, inlet)| {
+                let ends = oldest > 0 && inlet.borrow().left.is_some();
+                oldest -= usize::from(ends);
+                !ends
+            });
         }
     }
 
@@ -137,8 +143,9 @@ impl Inbound {
             unread.set(unread.get() + inlet.held() - held);
             return Poll::Ready(Some(Ok(chunk)));
         }
-        if let Some(end) = &mut inlet.end {
-            return Poll::Ready(end.take().map(Err));
+        if inlet.is_whole {
+            // An error is told again by HTTP/2.
+            return inlet.stream.poll_data(context);
         }
         let data = inlet.stream.poll_data(context);
         if data.is_pending() {
@@ -156,18 +163,18 @@ impl Inbound {
 
 impl Drop for Inbound {
     fn drop(&mut self) {
-        let Open { inlets, unread, is_dry, left } = &*self.bodies.0;
-        let inlet = &mut *self.inlet.borrow_mut();
-        unread.set(unread.get() - inlet.held());
-        (inlet.chunks, inlet.copied, inlet.is_left) = (VecDeque::new(), Vec::new(), true);
-        if inlet.is_short && !is_dry.get() && left.get() < limits::HTTP2_BODIES_LEFT_MAX {
-            inlet.take_out();
-            if inlet.end.is_none() {
-                left.set(left.get() + 1);
-                return;
+        let Open { inlets, unread, left } = &*self.bodies.0;
+        {
+            let inlet = &mut *self.inlet.borrow_mut();
+            unread.set(unread.get() - inlet.held());
+            (inlet.chunks, inlet.copied) = (VecDeque::new(), Vec::new());
+            inlet.left = Some(limits::SMALL_MESSAGE_LEN);
+            if !inlet.is_short || inlet.is_whole || inlet.drop_data() {
+                return inlets.borrow_mut().remove(self.stream);
             }
         }
-        inlets.borrow_mut().remove(self.stream);
+        left.set(left.get() + 1);
+        self.bodies.end_left(limits::HTTP2_BODIES_LEFT_MAX);
     }
 }
 
@@ -175,13 +182,29 @@ impl Inlet {
     fn take_out(&mut self) {
         let waker = self.waker.clone();
         let mut context = Context::from_waker(&waker);
-        while self.end.is_none() {
+        while !self.is_whole {
             match self.stream.poll_data(&mut context) {
-                Poll::Ready(Some(Ok(_))) if self.is_left => {}
                 Poll::Ready(Some(Ok(chunk))) => self.keep(chunk),
-                Poll::Ready(Some(Err(error))) => self.end = Some(Some(error)),
-                Poll::Ready(None) => self.end = Some(None),
+                Poll::Ready(Some(Err(_)) | None) => self.is_whole = true,
                 Poll::Pending => return,
+            }
+        }
+    }
+
+    /// Drops what has come and gives its credit back. True when nothing more is to come, or too much came.
+    fn drop_data(&mut self) -> bool {
+        let mut context = Context::from_waker(Waker::noop());
+        loop {
+            let flow = self.stream.flow_control();
+            // An error means that the stream is over, and its credit with it.
+            let _ = flow.release_capacity(flow.used_capacity());
+            match self.stream.poll_data(&mut context) {
+                Poll::Ready(Some(Ok(chunk))) => match self.left.unwrap_or_default().checked_sub(chunk.len()) {
+                    Some(left) => self.left = Some(left),
+                    None => return true,
+                },
+                Poll::Ready(Some(Err(_)) | None) => return true,
+                Poll::Pending => return false,
             }
         }
     }

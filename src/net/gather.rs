@@ -373,9 +373,7 @@ impl<T: AsyncRead + Unpin> State<T> {
         ready!(self.poll_charged(context));
         let before = buf.filled().len();
         if self.ahead.is_empty() {
-            let read = Pin::new(&mut self.io).poll_read(context, buf);
-            self.bodies.set_dry(read.is_pending());
-            ready!(read)?;
+            ready!(Pin::new(&mut self.io).poll_read(context, buf))?;
         } else {
             buf.put_slice(&self.ahead[..self.ahead.len().min(buf.remaining())]);
         }

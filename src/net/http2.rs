@@ -201,6 +201,9 @@ where
             let _ = io.poll_send(context);
             return Poll::Ready(Err(h2::Reason::ENHANCE_YOUR_CALM.into()));
         }
+        if farewell.is_some() {
+            bodies.end_left(0);
+        }
         // Why: the goodbye ends with the answer to a PING, and a peer that is gone, or asleep, never sends it.
         if farewell.as_mut().is_some_and(|wait| Pin::new(wait).poll(context).is_ready()) && !connection.has_streams() {
             connection.abrupt_shutdown(h2::Reason::NO_ERROR);
@@ -217,8 +220,9 @@ where
             Poll::Ready(Ok(())) => growth.accepted = 0,
             Poll::Pending => {}
         }
-        let was_held_up = io.hold_up(growth.is_short && growth.accepted > 0);
-        if io.is_cut() || (was_held_up && growth.accepted == 0) {
+        let is_held_up = growth.is_short && growth.accepted > 0;
+        let goes_on = io.hold_up(is_held_up) && !is_held_up;
+        if io.is_cut() || goes_on {
             context.waker().wake_by_ref();
         }
         Poll::Pending

@@ -354,19 +354,19 @@ fn accepts_up_to_the_limit() {
     });
 }
 
-/// Goal: what HTTP/2 remembers of streams that were cut off is charged to their connection, to its end. Method: 200 Writes with a
+/// Goal: what HTTP/2 remembers of streams that were cut off is charged to their connection, to its end. Method: 100 Writes with a
 /// name that is none, each answered before its end.
 #[test]
 fn cut_off_streams_are_charged() {
     with_server(async |harness| {
         let purse = &harness.server.settings.purse;
         let mut client = harness.connect().await;
-        for _ in 0..200 {
+        for _ in 0..100 {
             let mut call = client.start(WRITE, &[]).await;
             call.send(frames(&upload("nothing", b"1234", 4, 0)), false);
             call.answer().await.expect(Code::InvalidArgument, "resource_name");
         }
-        let rows = 200usize.next_power_of_two() - limits::HTTP2_ROWS_FIRST;
+        let rows = 100usize.next_power_of_two() - limits::HTTP2_ROWS_FIRST;
         let charged = limits::CONNECTION_HELD_LEN + rows as u64 * limits::HTTP2_ROW_LEN;
         harness.until("the calls are over", || purse.apart() <= charged).await;
         assert_eq!(purse.apart(), charged);

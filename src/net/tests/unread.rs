@@ -1,6 +1,7 @@
 //! What has come and no call has read, and what was answered and nobody has taken.
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
@@ -15,10 +16,10 @@ use crate::store::fake::digest_of;
 const DATA: u8 = 0;
 const UNKNOWN: &str = "/no.Such/Method";
 
-/// All the memory that there is for more calls.
-fn all_memory<S: Store>(harness: &Harness<S>) -> Vec<Apart> {
+/// All the memory that there is for that.
+fn all_memory<S: Store>(harness: &Harness<S>, rank: Rank) -> Vec<Apart> {
     let purse = &harness.server.settings.purse;
-    std::iter::from_fn(|| purse.apart_for(4 << 10, Rank::More)).collect()
+    std::iter::from_fn(|| purse.apart_for(4 << 10, rank)).collect()
 }
 
 /// The kinds of the next frames, up to `count` of HEADERS.
@@ -70,25 +71,46 @@ fn what_waits_for_its_call_arrives_whole() {
     });
 }
 
-/// Goal: who is refused when all of his request is on its way ends by himself: no stream is reset. Method: no memory for calls; the heads
-/// of 100, and then their messages, all at once.
+/// Goal: who is refused ends his request by himself, if it is short and does not take too long: his stream is not reset. Method: no memory
+/// for calls; the heads of 100, and their messages with them, or when all are answered; then heads of more than may stay open, one with
+/// much behind it; then a drain.
 #[test]
 fn refused_calls_end_by_themselves() {
     with_server(async |harness| {
         let mut client = raw_client(harness).await;
-        let health = header_block(CHECK);
-        client.write_all(&raw_frame(HEADERS, END_HEADERS, 1, &health)).await.unwrap();
+        client.write_all(&raw_frame(HEADERS, END_HEADERS, 1, &header_block(CHECK))).await.unwrap();
         harness.until("the first runs", || harness.server.counters.calls_open.get() == 1).await;
-        let _taken = all_memory(harness);
-        let streams = (3..).step_by(2).take(100);
+        let taken = all_memory(harness, Rank::First);
         let block = header_block(QUERY);
-        let heads = streams.clone().flat_map(|stream| raw_frame(HEADERS, END_HEADERS, stream, &block));
-        let bodies = streams.flat_map(|stream| raw_frame(DATA, END_STREAM, stream, &grpc_frame::prefix(0)));
-        client.write_all(&heads.chain(bodies).collect::<Vec<_>>()).await.unwrap();
-        let kinds = answers(&mut client, 100).await;
-        assert_eq!(kinds.iter().filter(|kind| **kind == RST_STREAM).count(), 0);
+        let heads = |streams: Range<u32>| {
+            streams.flat_map(|number| raw_frame(HEADERS, END_HEADERS, 2 * number + 1, &block)).collect::<Vec<_>>()
+        };
+        let bodies = |streams: Range<u32>| {
+            let prefix = grpc_frame::prefix(0);
+            streams.flat_map(|number| raw_frame(DATA, END_STREAM, 2 * number + 1, &prefix)).collect::<Vec<_>>()
+        };
+        let resets = |kinds: &[u8]| kinds.iter().filter(|kind| **kind == RST_STREAM).count();
+        client.write_all(&[heads(1..101), bodies(1..101)].concat()).await.unwrap();
+        assert_eq!(resets(&answers(&mut client, 100).await), 0);
+        client.write_all(&heads(101..201)).await.unwrap();
+        assert_eq!(resets(&answers(&mut client, 100).await), 0);
+        let much = raw_frame(DATA, 0, 2 * 201 + 1, &[0; limits::SMALL_MESSAGE_LEN / 2]).repeat(3);
+        client.write_all(&[bodies(101..201), heads(201..202), much].concat()).await.unwrap();
+        let mut kinds = answers(&mut client, 1).await;
+        let most = limits::HTTP2_BODIES_LEFT_MAX as u32;
+        for streams in [202..203, 203..204, 204..202 + most] {
+            client.write_all(&heads(streams.clone())).await.unwrap();
+            kinds.extend(answers(&mut client, streams.len()).await);
+        }
+        assert_eq!(resets(&kinds), 1);
+        client.write_all(&heads(600..650)).await.unwrap();
+        let kinds = answers(&mut client, 50).await;
         client.write_all(&raw_frame(DATA, END_STREAM, 1, &grpc_frame::prefix(0))).await.unwrap();
-        assert!(!answers(&mut client, 2).await.contains(&RST_STREAM));
+        assert_eq!(resets(&kinds) + resets(&answers(&mut client, 2).await), 50);
+        drop(taken);
+        harness.server.drain();
+        let last = frames_until_close(&mut client).await;
+        assert_eq!(last.iter().filter(|(kind, ..)| *kind == RST_STREAM).count(), most as usize);
     });
 }
 
@@ -98,7 +120,7 @@ fn refused_calls_end_by_themselves() {
 fn answers_that_are_not_taken_hold_up_their_connection() {
     with_server(async |harness| {
         let client = raw_client_with(harness, 4 << 10).await;
-        let _taken = all_memory(harness);
+        let _taken = all_memory(harness, Rank::More);
         let (mut reads, mut writes) = tokio::io::split(client);
         let calls = 3000;
         let is_sent = Rc::new(Cell::new(false));
@@ -143,7 +165,7 @@ fn tables_of_header_fields_are_charged() {
         {
             let mut client = raw_client(harness).await;
             harness.until("it is there", || purse.apart() == limits::CONNECTION_HELD_LEN).await;
-            let taken = if has_memory { Vec::new() } else { all_memory(harness) };
+            let taken = if has_memory { Vec::new() } else { all_memory(harness, Rank::More) };
             let calls = (0..paths).flat_map(|number: u32| {
                 let path = format!("/{number:03}");
                 let block = [&header_block(&path)[..2], &[0x44, 4], path.as_bytes(), &header_block("")[4..]].concat();
