@@ -97,10 +97,9 @@ pub const HTTP2_CONNECTION_WINDOW_STREAMS: u32 = 16;
 /// The shortest DATA frame of a client that uploads, in bytes: gRPC's prefix, one byte of data and the offset with their tags.
 pub const HTTP2_DATA_FRAME_LEN_LEAST: usize = 5 + 3 + 2;
 /// What DATA frames of a connection that nobody has read yet may fall short of 256 bytes each, in all. A connection with more is
-/// ended (ENHANCE_YOUR_CALM). Why so much, 6.4 MB: a stream's window has 26,214 of the shortest frames, each 246 too short, and
-/// none is read while the drive holds up its upload, or while the connection has its turn. At 540 bytes each these take 14 MB;
-/// the most that a client can make of it, with frames of 100 bytes in the largest window of a connection, are 41,000 that take
-/// 22 MB. A small memory limit allows less (`net::http2`), but 8 frames of one byte for each stream in any case.
+/// ended (ENHANCE_YOUR_CALM). Why so much, 6.4 MB: a stream's window has 26,214 of the shortest frames, each 246 too short. What is
+/// unread is taken out of HTTP/2 at each turn, so that a client comes nowhere near it. A small memory limit allows less
+/// (`net::http2`), but 8 frames of one byte for each stream in any case.
 pub const HTTP2_DATA_FRAME_BUDGET: usize =
     HTTP2_STREAM_WINDOW as usize / HTTP2_DATA_FRAME_LEN_LEAST * (256 - HTTP2_DATA_FRAME_LEN_LEAST);
 pub const HTTP2_DATA_FRAME_BUDGET_MIN: usize = 8 * 256 * HTTP2_STREAMS_MAX as usize;

@@ -143,10 +143,7 @@ impl Inbound {
             unread.set(unread.get() + inlet.held() - held);
             return Poll::Ready(Some(Ok(chunk)));
         }
-        if inlet.is_whole {
-            // An error is told again by HTTP/2.
-            return inlet.stream.poll_data(context);
-        }
+        // An end, or an error, that stood behind what was taken out is told again.
         let data = inlet.stream.poll_data(context);
         if data.is_pending() {
             inlet.waker.clone_from(context.waker());

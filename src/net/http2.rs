@@ -83,8 +83,8 @@ async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
         .max_concurrent_streams(limits::HTTP2_STREAMS_MAX)
         .max_header_list_size(limits::HTTP2_HEADER_LIST_LEN_MAX)
         .max_send_buffer_size(limits::HTTP2_SEND_BUFFER_LEN)
-        // Why so many: each early answer to an upload resets its stream while data is in flight. A forgotten stream
-        // would count as the client's error, and enough of them would end the connection.
+        // Each early answer to an upload resets its stream while data is in flight. What comes for a forgotten stream counts as an
+        // error of the client, of which there may be many.
         .max_concurrent_reset_streams(limits::HTTP2_RESET_STREAMS_MAX)
         .reset_stream_duration(Duration::from_millis(limits::HTTP2_RESET_STREAM_KEEP_MS))
         // These two end the connection (ENHANCE_YOUR_CALM); so do too many CONTINUATION frames and too many tiny or
@@ -114,7 +114,7 @@ async fn handshake<T: AsyncRead + AsyncWrite + Unpin>(
 
 /// How far the unread DATA frames of a connection may fall short of 256 bytes, all together.
 ///
-/// Why by the memory limit: nothing is charged with them, and they cost two bytes for each of these.
+/// Why by the memory limit: they cost two bytes for each of these. A turn of a connection brings fewer (`pure::turn`).
 fn data_frame_budget(settings: &Settings) -> usize {
     let part = settings.purse.share(Use::Windows) / limits::HTTP2_CONNECTION_WINDOW_PART;
     let (min, max) = (limits::HTTP2_DATA_FRAME_BUDGET_MIN, limits::HTTP2_DATA_FRAME_BUDGET);
